@@ -1,0 +1,40 @@
+"""What can go wrong, by whose turn it is to act.
+
+TunerError
+├── ConfigError      an option or a key of luigi.cfg makes no sense: the user changes it
+├── ModelError       the model cannot be read or is not supported: the user changes the model
+├── TargetError      the target is unknown or does not fit this host: the user changes --target
+├── ContractError    a file is damaged, foreign or of another version: the user deletes it, or runs elsewhere
+├── MissingInput     a stage was started before the stage it reads from
+└── DeviceError      nothing is left to measure on: the user repairs it and runs the same command again
+
+A candidate that fails is none of these: it is a row of MEASUREMENTS with a status.
+"""
+
+
+class TunerError(Exception):
+    """Base of every error that the tuner raises on purpose; its text is written for the user."""
+
+
+class ConfigError(TunerError):
+    """An option or a configuration key has a value that cannot work."""
+
+
+class ModelError(TunerError):
+    """The model is unknown, damaged or uses something that is not supported."""
+
+
+class TargetError(TunerError):
+    """The compilation target is unknown or incomplete."""
+
+
+class ContractError(TunerError):
+    """A file is not what its schema promises."""
+
+
+class MissingInput(TunerError):
+    """A file that another stage writes is not there."""
+
+
+class DeviceError(TunerError):
+    """No worker is able to measure."""

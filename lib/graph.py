@@ -1,0 +1,96 @@
+"""A model as a graph: from what a frontend gives to fused TIR functions with weights as parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import transform
+from tvm.relax.backend.cpu_generic import pipeline as cpu_passes
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.target import Target
+
+ENTRY = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A graph whose weights are parameters of `main`, after its inputs.
+
+    `module["main"].attrs["num_input"]` says how many of the parameters are inputs.
+    """
+
+    module: tvm.IRModule
+    weights: Mapping[str, np.ndarray]  # by parameter name, in parameter order
+
+    @staticmethod
+    def from_function(function: relax.Function, weights: Mapping[str, np.ndarray]) -> "Model":
+        """A model of one function that takes inputs and then weights, by the names of its parameters."""
+        module = tvm.IRModule({ENTRY: function.with_attr("global_symbol", ENTRY)})
+        n_inputs = int(function.attrs["num_input"])
+        values = list(weights.values())
+        names = [str(param.name) for param in function.params[n_inputs:]]
+        if len(names) != len(values):
+            raise ValueError(f"{len(names)} weight parameters, but {len(values)} weights")
+        return Model(module, dict(zip(names, values, strict=True)))
+
+
+def lift_constants(module: tvm.IRModule) -> Model:
+    """Make parameters of the constants of `main`, so that programs and weights part; scalars stay."""
+    lifter = _Lifter()
+    function = lifter.visit_expr(module[ENTRY])
+    params = [*function.params, *lifter.params]
+    lifted = relax.Function(params, function.body, function.ret_ty, function.is_pure, function.attrs)
+    lifted = lifted.with_attrs({"num_input": len(function.params), "global_symbol": ENTRY})
+    functions = dict(module.functions_items())
+    functions = {gvar: lifted if gvar.name_hint == ENTRY else f for gvar, f in functions.items()}
+    weights = {str(p.name): value for p, value in zip(lifter.params, lifter.values, strict=True)}
+    return Model(tvm.IRModule(functions, attrs=module.attrs), weights)
+
+
+@mutator
+class _Lifter(PyExprMutator):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.params: list[relax.Var] = []
+        self.values: list[np.ndarray] = []
+
+    def visit_generic_const_(self, const: tvm.ir.Constant) -> relax.Expr:
+        value = const.value.numpy()
+        if value.ndim == 0:
+            return const
+        for param, known in zip(self.params, self.values, strict=True):
+            if known is value:
+                return param
+        param = relax.Var(f"weight_{len(self.params)}", const.ty)
+        self.params.append(param)
+        self.values.append(value)
+        return param
+
+
+def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Operators to TIR functions, fused; parameters after the inputs are marked as free to be packed.
+
+    The marks (`layout_free_buffers`) are part of a workload: what is tuned here fits only modules made here.
+    """
+    passes = [
+        transform.DecomposeOpsForInference(ENTRY),
+        transform.EliminateCommonSubexpr(),
+        transform.CanonicalizeBindings(),
+        *cpu_passes.library_dispatch_passes(target),
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.DeadCodeElimination(),
+        transform.AttachAttrLayoutFreeBuffers(),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(module)
+
+
+def inputs(module: tvm.IRModule) -> list[relax.Var]:
+    """The parameters of `main` that a caller gives at each inference."""
+    function = module[ENTRY]
+    return list(function.params[: int(function.attrs["num_input"])])

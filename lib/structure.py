@@ -1,0 +1,161 @@
+"""What a workload computes, read from the blocks of its TIR: names lie (dense and depthwise are both `conv2d`).
+
+A block with an initial value reduces: it is a contraction if it sums products of two tensors (then the way
+the indices are shared tells convolutions and products apart), else a pooling or a plain reduction. Any other
+block is named after the arithmetic in it. Shapes do not enter, but for unit extents.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock
+
+_SPATIAL, _REDUCTION = 0, 2  # tirx.IterVar.iter_type
+_FUNCTIONS = ("exp", "erf", "tanh", "sqrt", "rsqrt", "pow", "sigmoid", "log")
+_ARITHMETIC = {
+    tirx.Add: "add",
+    tirx.Sub: "sub",
+    tirx.Mul: "mul",
+    tirx.Div: "div",
+    tirx.Max: "max",
+    tirx.Min: "min",
+    tirx.Select: "select",
+}
+
+
+def operators(module: tvm.IRModule) -> list[str]:
+    """What each block computes, in program order; blocks that copy element by element are left out."""
+    names = [_reduction(block) if block.init is not None else _elementwise(block) for block in _blocks(module)]
+    return [name for name in names if name != "copy"]
+
+
+def core_operator(names: Sequence[str]) -> str:
+    """The operator that decides how a subgraph is best scheduled.
+
+    Args:
+        names: What `operators` returned.
+
+    Returns:
+        Contractions in order, joined by `+`; else `softmax`, `layer_norm`, a pooling, `reduce`, `gather`,
+        `data_movement` or `elementwise`, the first that fits.
+    """
+    contractions = [name for name in names if "conv" in name or "matmul" in name]
+    pools = [name for name in names if name.endswith("_pool")]
+    if contractions:
+        return "+".join(dict.fromkeys(contractions))
+    if {"reduce_max", "exp", "reduce_sum"} <= set(names):
+        return "softmax"
+    if names.count("reduce_sum") >= 2 and "rsqrt" in names:
+        return "layer_norm"
+    if pools:
+        return pools[0]
+    if any(name.startswith("reduce") for name in names):
+        return "reduce"
+    if "gather" in names:
+        return "gather"
+    return "data_movement" if set(names) <= {"move", "pad_or_concat"} else "elementwise"
+
+
+def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
+    """For each integer parameter that is used as an index: the smallest extent of what it indexes.
+
+    Values in [0, bound) are safe to run the function with; TVM's random fill is not (it writes float bits).
+    """
+    bounds: dict[int, int] = {}
+    for load in _walk(function.body, tvm.ir.TensorLoad):
+        for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
+            for inner in _walk(index, tvm.ir.TensorLoad):
+                for number, param in enumerate(function.params):
+                    if param.same_as(inner.source):
+                        bounds[number] = min(int(extent), bounds.get(number, int(extent)))
+    return bounds
+
+
+def _walk(root: Any, kind: type) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(root, [(kind, found.append)], order="post")
+    return found
+
+
+def _blocks(module: tvm.IRModule) -> list[SBlock]:
+    return [block for block in _walk(module["main"].body, SBlock) if block.name_hint != "root"]
+
+
+def _vars(exprs: Iterable[Any]) -> set[Any]:
+    return {var for expr in exprs for var in _walk(expr, tirx.Var)}
+
+
+def _stored(block: SBlock) -> Any:
+    return _walk(block.body, tirx.BufferStore)[-1]
+
+
+def _without_casts(expr: Any) -> Any:
+    while isinstance(expr, tirx.Cast):
+        expr = expr.value
+    return expr
+
+
+def _reduction(block: SBlock) -> str:
+    store = _stored(block)
+    axes = {kind: {v.var for v in block.iter_vars if int(v.iter_type) == kind} for kind in (_SPATIAL, _REDUCTION)}
+    extents = {v.var: int(v.dom.extent) for v in block.iter_vars}
+    loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    windowed = any(_windows(load, axes) for load in loads)
+    if isinstance(store.value, tirx.Max):
+        return "max_pool" if windowed else "reduce_max"
+    if isinstance(store.value, tirx.Min):
+        return "reduce_min"
+    if not isinstance(store.value, tirx.Add):
+        return "reduce"
+    left, right = store.value.a, store.value.b
+    term = _without_casts(right if isinstance(left, tvm.ir.TensorLoad) and left.source.same_as(store.buffer) else left)
+    if isinstance(term, tirx.Mul):
+        a, b = _without_casts(term.a), _without_casts(term.b)
+        if all(isinstance(x, tvm.ir.TensorLoad) for x in (a, b)) and not a.source.same_as(b.source):
+            return _contraction(a, b, axes, extents)
+    return "avg_pool" if windowed else "reduce_sum"
+
+
+def _windows(load: Any, axes: dict[int, set[Any]]) -> list[Any]:
+    """Indices that mix a spatial and a reduction axis, y * stride + ry: the sliding windows."""
+    return [i for i in load.indices if _vars([i]) & axes[_SPATIAL] and _vars([i]) & axes[_REDUCTION]]
+
+
+def _contraction(data: Any, weight: Any, axes: dict[int, set[Any]], extents: dict[Any, int]) -> str:
+    if len(_windows(weight, axes)) > len(_windows(data, axes)):
+        data, weight = weight, data
+    shared = _vars(data.indices) & _vars(weight.indices) & axes[_SPATIAL]
+    windows = _windows(data, axes)
+    if not windows:
+        return "batch_matmul" if any(extents[var] > 1 for var in shared) else "matmul"
+    # A grouped convolution computes the input channel from the output channel: a window, but not over space.
+    over_space = [i for i in windows if not _vars([i]) & axes[_SPATIAL] & _vars(weight.indices)]
+    kernel = _vars(over_space) & axes[_REDUCTION]
+    rank = len(over_space)
+    if shared:
+        channels = math.prod(extents[var] for var in axes[_REDUCTION] - kernel)
+        return f"{'depthwise' if channels == 1 else 'group'}_conv{rank}d"
+    return f"conv{rank}d" + ("_1x1" if all(extents[var] == 1 for var in kernel) else "")
+
+
+def _elementwise(block: SBlock) -> str:
+    store = _stored(block)
+    loads = _walk(store.value, tvm.ir.TensorLoad)
+    if any(_walk(index, tvm.ir.TensorLoad) for load in loads for index in load.indices):
+        return "gather"
+    calls = {call.op.name.split(".")[-1] for call in _walk(store.value, tvm.ir.Call) if hasattr(call.op, "name")}
+    for function in _FUNCTIONS:
+        if function in calls:
+            return function
+    if "if_then_else" in calls:
+        return "pad_or_concat"
+    value = _without_casts(store.value)
+    if not isinstance(value, tvm.ir.TensorLoad):
+        return _ARITHMETIC.get(type(value), "elementwise")
+    in_place = len(value.indices) == len(store.indices)
+    in_place = in_place and all(a.same_as(b) for a, b in zip(value.indices, store.indices, strict=True))
+    return "copy" if in_place else "move"

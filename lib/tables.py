@@ -1,0 +1,213 @@
+"""Reading and writing the tables of `schemas` as Parquet: whole or not at all, and never misread.
+
+Every file says in its footer which schema and version it has, a digest of its content, and a digest of the
+inputs it was made from. So a file that no longer fits its inputs is found by content, not by date.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lib import digests
+from lib.errors import ContractError, MissingInput
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a file says of itself, beside its rows."""
+
+    content: str  # digest of the rows
+    inputs: str  # digest of what it was made from
+    clock: Mapping[str, float]  # seconds spent, by kind; never part of a digest
+    session: str  # the process that wrote it
+    files: Mapping[str, int]  # size in bytes of each file written beside it, by name
+
+    @property
+    def fingerprint(self) -> str:
+        """Content and origin in one: what a reader's own `inputs` digest is made from."""
+        return digests.of_text(self.content, self.inputs)
+
+
+def write(
+    table: pa.Table,
+    path: Path,
+    schema: pa.Schema,
+    *,
+    inputs: str,
+    clock: Mapping[str, float] | None = None,
+    session: str = "",
+    files: Mapping[str, int] | None = None,
+) -> Path:
+    """Write the whole table or nothing: whoever finds the file may take it for finished.
+
+    Args:
+        table: Rows; columns are put in the schema's order and cast to its types.
+        inputs: Digest of what the table was made from.
+        clock: Seconds spent by kind, for the report; not part of any digest.
+        files: Files that belong to this table and were written before it, with their sizes.
+
+    Raises:
+        pyarrow.ArrowInvalid: The table does not fit the schema: a bug of the caller.
+    """
+    table = table.select(schema.names).cast(schema).combine_chunks()
+    stamp = {
+        "inputs": inputs,
+        "content": _content_digest(table),
+        "clock": json.dumps(dict(clock or {})),
+        "session": session,
+        "files": json.dumps(dict(files or {})),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_name(path)
+    pq.write_table(table.replace_schema_metadata({**schema.metadata, **stamp}), partial, compression="zstd")
+    commit(partial, path)
+    return path
+
+
+def partial_name(path: Path) -> Path:
+    """Where a file is written before it is renamed; the suffix stays last."""
+    return path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+
+
+def commit(partial: Path, path: Path) -> None:
+    """Make a finished file appear under its name, and last through a power cut."""
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read(path: Path, schema: pa.Schema) -> pa.Table:
+    """Read a table and check it against its schema.
+
+    Raises:
+        MissingInput: There is no such file.
+        ContractError: It is damaged, another table, of another version, or has other columns.
+    """
+    if not path.exists():
+        raise MissingInput(f"{path} does not exist. Run the stage that writes it first.")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise ContractError(_damaged(path, schema, error)) from error
+    complaints = _complaints(table.schema, schema)
+    if complaints:
+        wanted = f"{_meta(schema, 'table')} v{_meta(schema, 'version')}"
+        raise ContractError(
+            f"{path} is not a {wanted} table:\n"
+            + "".join(f"  {line}\n" for line in complaints)
+            + "Other code wrote it: move it away to keep it, or delete it to have it made again."
+        )
+    return table
+
+
+def stamp(path: Path, schema: pa.Schema) -> Stamp:
+    """What a table says of itself; only the footer is read, and only once for one state of the file.
+
+    Raises:
+        MissingInput: There is no such file.
+        ContractError: It is damaged, or of another table or version.
+    """
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        raise MissingInput(f"{path} does not exist. Run the stage that writes it first.") from None
+    return _read_stamp(path, _Name(schema), state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+def is_current(path: Path, schema: pa.Schema, inputs: str) -> bool:
+    """Whether the table exists, was made from these inputs, and has its side files.
+
+    Raises:
+        ContractError: It is damaged or of another version: what to do is for the user to decide.
+    """
+    if not path.exists():
+        return False
+    found = stamp(path, schema)
+    return found.inputs == inputs and all(
+        (path.parent / name).exists() and (path.parent / name).stat().st_size == size
+        for name, size in found.files.items()
+    )
+
+
+class _Name:
+    """A schema's table and version: what a cached stamp was checked against."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.key = (_meta(schema, "table"), _meta(schema, "version"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Name) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=100_000)
+def _read_stamp(path: Path, name: _Name, *_state: int) -> Stamp:
+    try:
+        found = pq.read_schema(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ContractError(_damaged(path, name.schema, error)) from error
+    complaints = _complaints(found, name.schema)
+    if complaints:
+        raise ContractError(
+            f"{path} is not a {' v'.join(name.key)} table:\n"
+            + "".join(f"  {line}\n" for line in complaints)
+            + "Other code wrote it: move it away to keep it, or delete it to have it made again."
+        )
+    return Stamp(
+        content=_meta(found, "content"),
+        inputs=_meta(found, "inputs"),
+        clock=json.loads(_meta(found, "clock") or "{}"),
+        session=_meta(found, "session"),
+        files=json.loads(_meta(found, "files") or "{}"),
+    )
+
+
+def _meta(schema: pa.Schema, key: str) -> str:
+    return str((schema.metadata or {}).get(key.encode(), b"").decode())
+
+
+def _damaged(path: Path, schema: pa.Schema, error: Exception) -> str:
+    reason = str(error).splitlines()[0]
+    return (
+        f"{path} is damaged: expected a {_meta(schema, 'table')} table in Parquet, found: {reason}\n"
+        "Delete it to have it made again; everything else of the run is kept."
+    )
+
+
+def _complaints(found: pa.Schema, wanted: pa.Schema) -> list[str]:
+    """Each difference as a line: expected, found."""
+    for key in ("table", "version"):
+        if _meta(found, key) != _meta(wanted, key):
+            return [f"{key}: expected {_meta(wanted, key)}, found {_meta(found, key) or 'none'}"]
+    lines = []
+    for field in wanted:
+        index = found.get_field_index(field.name)
+        if index < 0:
+            lines.append(f"{field.name}: expected {_describe(field)}, found no such column")
+        elif not found.field(index).equals(field, check_metadata=True):
+            lines.append(f"{field.name}: expected {_describe(field)}, found {_describe(found.field(index))}")
+    extra = [name for name in found.names if wanted.get_field_index(name) < 0]
+    return lines + [f"{name}: expected no such column" for name in extra]
+
+
+def _describe(field: pa.Field) -> str:
+    unit = (field.metadata or {}).get(b"unit", b"?").decode()
+    return f"{field.type}{'' if field.nullable else ' not null'} [{unit}]"
+
+
+def _content_digest(table: pa.Table) -> str:
+    """Digest of the rows alone: the same for the same rows, whenever and wherever they are written."""
+    sink = pa.BufferOutputStream()
+    plain = table.replace_schema_metadata(None)
+    with pa.ipc.new_stream(sink, plain.schema) as stream:
+        stream.write_table(plain)
+    return digests.of_bytes([memoryview(sink.getvalue())])
