@@ -6,6 +6,7 @@ TunerError
 ├── TargetError      the target is unknown or does not fit this host: the user changes --target
 ├── ContractError    a file is damaged, foreign or of another version: the user deletes it, or runs elsewhere
 ├── MissingInput     a stage was started before the stage it reads from
+├── VerificationError   the compiled model computes something else: nothing is shipped
 └── DeviceError      nothing is left to measure on: the user repairs it and runs the same command again
 
 A candidate that fails is none of these: it is a row of MEASUREMENTS with a status.
@@ -34,6 +35,10 @@ class ContractError(TunerError):
 
 class MissingInput(TunerError):
     """A file that another stage writes is not there."""
+
+
+class VerificationError(TunerError):
+    """The tuned model's outputs differ from the untuned model's."""
 
 
 class DeviceError(TunerError):

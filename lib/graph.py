@@ -11,6 +11,8 @@ from tvm.relax.backend.cpu_generic import pipeline as cpu_passes
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
+from lib import structure
+
 ENTRY = "main"
 
 
@@ -94,3 +96,27 @@ def inputs(module: tvm.IRModule) -> list[relax.Var]:
     """The parameters of `main` that a caller gives at each inference."""
     function = module[ENTRY]
     return list(function.params[: int(function.attrs["num_input"])])
+
+
+def index_bounds(module: tvm.IRModule) -> dict[str, int]:
+    """For each input of `main` that indexes a table (token ids): the smallest extent it indexes.
+
+    Follows an input through reshapes into the functions that read it; `module` must be fused.
+    """
+    names = {param: str(param.name) for param in inputs(module)}
+    bounds: dict[str, int] = {}
+    for block in module[ENTRY].body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if not (isinstance(call, relax.Call) and call.op == tvm.ir.Op.get("relax.call_tir")):
+                continue
+            function = module[call.args[0]]
+            used = structure.index_bounds(function)
+            for position, argument in enumerate(call.args[1].fields):
+                if argument not in names:
+                    continue
+                if relax.analysis.has_reshape_pattern(function):
+                    names[binding.var] = names[argument]
+                elif position in used:
+                    bounds[names[argument]] = min(used[position], bounds.get(names[argument], used[position]))
+    return bounds

@@ -97,7 +97,11 @@ def cpu_name() -> str:
 def _host_target() -> dict[str, object]:
     """LLVM's idea of this CPU, put right where the operating system knows better (masked CPUs in VMs)."""
     mcpu = str(codegen.llvm_get_system_cpu())
-    parts: dict[str, object] = {"kind": "llvm", "mtriple": str(codegen.llvm_get_system_triple()), "mcpu": mcpu}
+    parts: dict[str, object] = {
+        "kind": "llvm",
+        "mtriple": str(codegen.llvm_get_system_triple()),
+        "mcpu": mcpu,
+    }
     believed = {str(feature) for feature in codegen.llvm_get_cpu_features(Target(parts))}
     mattr = []
     present = _instruction_sets()

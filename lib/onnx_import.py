@@ -56,7 +56,9 @@ def _check_inputs(proto: onnx.ModelProto, path: Path) -> None:
         tensor = value.type.tensor_type
         if not tensor.HasField("shape"):
             raise ModelError(f"{path}: input {value.name!r} has no shape. Export the model with static shapes.")
-        dims = [dim.dim_param or "?" if not dim.HasField("dim_value") else str(dim.dim_value) for dim in tensor.shape.dim]
+        dims = [
+            dim.dim_param or "?" if not dim.HasField("dim_value") else str(dim.dim_value) for dim in tensor.shape.dim
+        ]
         if not all(dim.isdigit() and int(dim) > 0 for dim in dims):
             raise ModelError(
                 f"{path}: input {value.name!r} has the dynamic shape ({', '.join(dims)}). "

@@ -6,7 +6,7 @@ inputs it was made from. So a file that no longer fits its inputs is found by co
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,34 +34,40 @@ class Stamp:
         return digests.of_text(self.content, self.inputs)
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a file comes from."""
+
+    inputs: str = ""  # digest of what it was made from
+    session: str = ""  # the process that made it
+
+
 def write(
     table: pa.Table,
     path: Path,
     schema: pa.Schema,
+    origin: Origin,
     *,
-    inputs: str,
     clock: Mapping[str, float] | None = None,
-    session: str = "",
-    files: Mapping[str, int] | None = None,
+    files: Sequence[Path] = (),
 ) -> Path:
     """Write the whole table or nothing: whoever finds the file may take it for finished.
 
     Args:
         table: Rows; columns are put in the schema's order and cast to its types.
-        inputs: Digest of what the table was made from.
         clock: Seconds spent by kind, for the report; not part of any digest.
-        files: Files that belong to this table and were written before it, with their sizes.
+        files: Files below the table's folder that belong to it and were written before it.
 
     Raises:
         pyarrow.ArrowInvalid: The table does not fit the schema: a bug of the caller.
     """
     table = table.select(schema.names).cast(schema).combine_chunks()
     stamp = {
-        "inputs": inputs,
+        "inputs": origin.inputs,
+        "session": origin.session,
         "content": _content_digest(table),
         "clock": json.dumps(dict(clock or {})),
-        "session": session,
-        "files": json.dumps(dict(files or {})),
+        "files": json.dumps({str(file.relative_to(path.parent)): file.stat().st_size for file in files}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
@@ -95,14 +101,7 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise ContractError(_damaged(path, schema, error)) from error
-    complaints = _complaints(table.schema, schema)
-    if complaints:
-        wanted = f"{_meta(schema, 'table')} v{_meta(schema, 'version')}"
-        raise ContractError(
-            f"{path} is not a {wanted} table:\n"
-            + "".join(f"  {line}\n" for line in complaints)
-            + "Other code wrote it: move it away to keep it, or delete it to have it made again."
-        )
+    _check(path, table.schema, schema)
     return table
 
 
@@ -155,13 +154,7 @@ def _read_stamp(path: Path, name: _Name, *_state: int) -> Stamp:
         found = pq.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise ContractError(_damaged(path, name.schema, error)) from error
-    complaints = _complaints(found, name.schema)
-    if complaints:
-        raise ContractError(
-            f"{path} is not a {' v'.join(name.key)} table:\n"
-            + "".join(f"  {line}\n" for line in complaints)
-            + "Other code wrote it: move it away to keep it, or delete it to have it made again."
-        )
+    _check(path, found, name.schema)
     return Stamp(
         content=_meta(found, "content"),
         inputs=_meta(found, "inputs"),
@@ -181,6 +174,16 @@ def _damaged(path: Path, schema: pa.Schema, error: Exception) -> str:
         f"{path} is damaged: expected a {_meta(schema, 'table')} table in Parquet, found: {reason}\n"
         "Delete it to have it made again; everything else of the run is kept."
     )
+
+
+def _check(path: Path, found: pa.Schema, wanted: pa.Schema) -> None:
+    complaints = _complaints(found, wanted)
+    if complaints:
+        raise ContractError(
+            f"{path} is not a {_meta(wanted, 'table')} v{_meta(wanted, 'version')} table:\n"
+            + "".join(f"  {line}\n" for line in complaints)
+            + "Other code wrote it: move it away to keep it, or delete it to have it made again."
+        )
 
 
 def _complaints(found: pa.Schema, wanted: pa.Schema) -> list[str]:

@@ -1,0 +1,74 @@
+"""Measuring, seen from outside: candidates in, one measurement for each out, whatever happens to them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lib.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureConfig:
+    """How candidates are timed, and when they are given up."""
+
+    repeats: int = 3  # latencies kept of a candidate
+    min_repeat_s: float = 0.02  # a repeat loops the kernel for at least about this long
+    slow_factor: float = 4.0  # a candidate this much slower than its batch's best is timed once only
+    build_timeout_s: float = 20.0
+    run_timeout_s: float = 10.0  # all repeats together; begins when the device begins
+    builds_ahead: int = 32  # programs compiled before they are timed; a crash costs the builds of one worker
+    recycle_after: int = 2000  # builds of a worker before it is replaced: compilers leak
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.builds_ahead < 1 or self.slow_factor <= 1:
+            raise ConfigError(f"[measure] needs repeats >= 1, builds_ahead >= 1, slow_factor > 1, but got {self}.")
+        if self.run_timeout_s <= 2 * self.repeats * self.min_repeat_s:
+            raise ConfigError(
+                "[measure] run_timeout_s must exceed 2 x repeats x min_repeat_s, or every candidate "
+                f"times out, but got {self}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A candidate as a runner needs it."""
+
+    candidate_id: str
+    subgraph_id: str
+    workload: str  # JSON of its IRModule
+    trace: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A row of MEASUREMENTS; see there for units."""
+
+    candidate_id: str
+    subgraph_id: str
+    status: str
+    latencies: list[float]
+    error: str | None
+    build_s: float
+    run_s: float
+    measured_at: float
+    host: str
+    device: str
+    threads: int
+    versions: str
+
+
+class Runner(Protocol):
+    """Builds and times candidates; a candidate's failure comes back as a measurement with a status."""
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Measurement]:
+        """Measure each job once; yields each measurement as soon as it is known, in any order.
+
+        Raises:
+            DeviceError: No device is left. What was yielded before stays valid.
+        """
+        ...
+
+    @property
+    def clock(self) -> dict[str, float]:
+        """Wall seconds of the last `run`, by kind: `build`, `run`, and `start` of processes."""
+        ...

@@ -1,0 +1,327 @@
+"""The local CPU pool: warm worker processes, candidates compiled side by side and timed one at a time."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lib import host
+from lib.errors import DeviceError
+from lib.runner import Job, MeasureConfig, Measurement
+
+_ROOT = Path(__file__).parent.parent
+_START_TIMEOUT_S = 120.0
+
+
+class WorkerDied(Exception):
+    """The worker process ended before it answered; the text says how."""
+
+
+class WorkerTimeout(Exception):
+    """The worker did not answer in time, and was killed."""
+
+
+class Worker:
+    """One worker process, and the limits it cannot keep itself."""
+
+    def __init__(self, target: host.CpuTarget) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket, self._buffer = ours, bytearray()
+        self._output = tempfile.TemporaryFile()  # what LLVM or a crashing kernel prints  # noqa: SIM115
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
+            "TVM_NUM_THREADS": str(target.threads),  # else TVM uses half the cores: measured is not deployed
+        }
+        command = [sys.executable, "-m", "lib.worker", str(theirs.fileno()), target.text]
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL,
+            stdout=self._output, stderr=self._output, start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+        self.builds = 0
+        self.workload = ""
+
+    def fileno(self) -> int:
+        """For `select`: readable when an answer, or the end, has come."""
+        return self._socket.fileno()
+
+    def wait_until_ready(self) -> None:
+        """Block until the process has loaded TVM.
+
+        Raises:
+            WorkerDied: It ended instead.
+            WorkerTimeout: It did not come up.
+        """
+        self.receive(_START_TIMEOUT_S)
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Ask for something; exactly one answer follows."""
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except OSError:
+            raise WorkerDied(self._obituary()) from None
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """Wait for the answer.
+
+        Raises:
+            WorkerDied: The process ended.
+            WorkerTimeout: It was killed for being late.
+        """
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self.kill()
+                raise WorkerTimeout(f"killed after {timeout_s:g} s")
+            try:
+                data = self._socket.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                raise WorkerDied(self._obituary())
+            self._buffer += data
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        return dict(json.loads(line))
+
+    def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
+        """Send and receive."""
+        self.send(request)
+        return self.receive(timeout_s)
+
+    def kill(self) -> None:
+        """End the process and all it started; safe to call twice."""
+        if self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self._process.wait()
+        self._socket.close()
+
+    def _obituary(self) -> str:
+        code = self._process.wait()
+        self._socket.close()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._output.seek(0)
+        said = self._output.read().decode(errors="replace").strip().splitlines()
+        return f"worker ended with {how}" + (f": {said[-1][:300]}" if said else "")
+
+
+class LocalPool:
+    """Runs candidates on this CPU.
+
+    Work alternates between two phases, since nothing else may run while a kernel is timed: all workers
+    compile, each on one core; then one program after the other is timed on all cores.
+    """
+
+    def __init__(self, target: host.CpuTarget, config: MeasureConfig) -> None:
+        self._target, self._config = target, config
+        self._workers: list[Worker] = []
+        self.clock: dict[str, float] = {}
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Measurement]:
+        """See `Runner.run`. One candidate that crashes or hangs costs its worker; the others are built again."""
+        self.clock = {"start": 0.0, "build": 0.0, "run": 0.0}
+        best: dict[str, float] = {}  # of each subgraph in this batch, in seconds
+        groups: dict[str, deque[Job]] = {}
+        for job in jobs:
+            groups.setdefault(job.subgraph_id, deque()).append(job)
+        for pending in groups.values():
+            while pending:
+                with _Stopwatch(self.clock, "start"):
+                    workers = self._healthy_workers()
+                with _Stopwatch(self.clock, "build"):
+                    built, failed = self._build_phase(workers, pending)
+                yield from failed
+                for worker, done in built:
+                    yield from self._time_phase(worker, done, best, pending)
+
+    def compare(
+        self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
+    ) -> tuple[list[list[float]], list[float]]:
+        """Time programs of one workload in turn, A B C A B C ..., in one worker, a baseline before and after.
+
+        Returns:
+            For each trace its `repeats` latencies in seconds, empty for one that failed; and the baseline's two.
+        """
+        turns = [[len(traces)], *[list(range(len(traces)))] * repeats, [len(traces)]]
+        try:
+            found = self._take_turns(workload, [*traces, baseline], [n for turn in turns for n in turn])
+        except (WorkerDied, WorkerTimeout):
+            if not traces:
+                return [], []
+            # One of them is to blame: each alone, so that it spoils no other.
+            alone = [self.compare(workload, [trace], repeats, baseline=baseline) for trace in traces[1:]]
+            if len(traces) == 1:
+                return [[]], self.compare(workload, [], repeats, baseline=baseline)[1]
+            first, measured = self.compare(workload, traces[:1], repeats, baseline=baseline)
+            return [*first, *(latencies for part, _ in alone for latencies in part)], measured
+        return found[:-1], found[-1]
+
+    def _take_turns(self, workload: str, traces: Sequence[str], turns: Sequence[int]) -> list[list[float]]:
+        config, worker = self._config, self._healthy_workers()[0]
+        latencies: list[list[float]] = [[] for _ in traces]
+        numbers: dict[int, int] = {}
+        worker.workload = ""
+        worker.ask(config.build_timeout_s, do="define", workload_id="compared", workload=workload)
+        for n, trace in enumerate(traces):
+            worker.ask(config.build_timeout_s, do="build", candidate_id=str(n), workload_id="compared", trace=trace)
+        for n in turns:
+            reply = worker.ask(
+                config.run_timeout_s, do="time", candidate_id=str(n), repeats=1, min_repeat_s=config.min_repeat_s,
+                slow_above_s=float("inf"), number=numbers.get(n, 0),
+            )  # fmt: skip
+            if "error" not in reply:
+                numbers[n] = reply["number"]
+                latencies[n] += reply["latencies"]
+        worker.ask(config.build_timeout_s, do="drop")
+        return latencies
+
+    def check(self, workload: str, trace: str, timeout_s: float) -> float | None:
+        """Relative error of a program against the untuned one; None if it failed or took too long."""
+        worker = self._healthy_workers()[0]
+        try:
+            worker.workload = ""
+            worker.ask(timeout_s, do="define", workload_id="checked", workload=workload)
+            reply = worker.ask(timeout_s, do="check", workload_id="checked", trace=trace)
+        except (WorkerDied, WorkerTimeout):
+            return None
+        return reply.get("max_error")
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.kill()
+        self._workers = []
+
+    def _healthy_workers(self) -> list[Worker]:
+        """One worker for each thread of the target, started if need be."""
+        for worker in self._workers:
+            if worker.builds >= self._config.recycle_after:
+                worker.kill()
+        self._workers = [worker for worker in self._workers if worker.fileno() >= 0]
+        fresh = [Worker(self._target) for _ in range(self._target.threads - len(self._workers))]
+        for worker in fresh:
+            try:
+                worker.wait_until_ready()
+            except (WorkerDied, WorkerTimeout) as error:
+                for other in fresh:
+                    other.kill()
+                raise DeviceError(
+                    f"No worker process could be started: {error}. What was measured is kept; "
+                    "the same command continues."
+                ) from error
+        self._workers += fresh
+        return self._workers
+
+    def _build_phase(
+        self, workers: list[Worker], pending: deque[Job]
+    ) -> tuple[list[tuple[Worker, list[tuple[Job, float]]]], list[Measurement]]:
+        """Compile the next jobs on all workers at once; what a dying worker had built goes back to `pending`."""
+        built: dict[Worker, list[tuple[Job, float]]] = {worker: [] for worker in workers}
+        failed: list[Measurement] = []
+        busy: dict[Worker, tuple[Job, float]] = {}  # what it builds, and until when
+        limit, ahead = self._config.build_timeout_s, self._config.builds_ahead
+        while True:
+            for worker in built:
+                if worker not in busy and pending and len(busy) + sum(map(len, built.values())) < ahead:
+                    job = pending.popleft()
+                    self._send_build(worker, job)
+                    busy[worker] = (job, time.monotonic() + limit)
+            if not busy:
+                return list(built.items()), failed
+            first_deadline = min(deadline for _, deadline in busy.values())
+            ready, _, _ = select.select(list(busy), [], [], max(0.0, first_deadline - time.monotonic()))
+            for worker in [w for w in busy if w in ready or busy[w][1] <= time.monotonic()]:
+                job, _ = busy.pop(worker)
+                try:
+                    reply = worker.receive(0.0 if worker not in ready else limit)
+                except (WorkerDied, WorkerTimeout) as error:
+                    died = isinstance(error, WorkerDied)
+                    failed.append(self._failure(job, "crash" if died else "timeout", f"while compiling: {error}"))
+                    pending.extendleft(other for other, _ in reversed(built.pop(worker)))
+                    continue
+                if "error" in reply:
+                    failed.append(self._failure(job, "build_error", reply["error"]))
+                else:
+                    built[worker].append((job, reply["build_s"]))
+
+    def _send_build(self, worker: Worker, job: Job) -> None:
+        worker.builds += 1
+        if worker.workload != job.subgraph_id:
+            worker.workload = job.subgraph_id
+            worker.ask(self._config.build_timeout_s, do="define", workload_id=job.subgraph_id, workload=job.workload)
+        worker.send(
+            {
+                "do": "build",
+                "candidate_id": job.candidate_id,
+                "workload_id": job.subgraph_id,
+                "trace": job.trace,
+            }
+        )
+
+    def _time_phase(
+        self, worker: Worker, built: list[tuple[Job, float]], best: dict[str, float], pending: deque[Job]
+    ) -> Iterator[Measurement]:
+        """Time what a worker built, one program at a time, with nothing else running."""
+        config = self._config
+        while built:
+            job, build_s = built.pop(0)
+            start = time.monotonic()
+            try:
+                reply = worker.ask(
+                    config.run_timeout_s, do="time", candidate_id=job.candidate_id, repeats=config.repeats,
+                    min_repeat_s=config.min_repeat_s,
+                    slow_above_s=config.slow_factor * best.get(job.subgraph_id, float("inf")),
+                )  # fmt: skip
+            except (WorkerDied, WorkerTimeout) as error:
+                pending.extendleft(other for other, _ in reversed(built))
+                run_s = time.monotonic() - start
+                self.clock["run"] += run_s
+                died = isinstance(error, WorkerDied)
+                yield self._failure(job, "crash" if died else "timeout", f"while running: {error}", build_s, run_s)
+                return
+            self.clock["run"] += time.monotonic() - start
+            if "error" in reply:
+                yield self._failure(job, "run_error", reply["error"], build_s, time.monotonic() - start)
+                continue
+            latencies = reply["latencies"]
+            best[job.subgraph_id] = min(best.get(job.subgraph_id, float("inf")), *latencies)
+            yield self._measurement(job, "ok", latencies, None, build_s, reply["run_s"])
+        worker.ask(config.build_timeout_s, do="drop")
+
+    def _failure(self, job: Job, status: str, error: str, build_s: float = 0.0, run_s: float = 0.0) -> Measurement:
+        return self._measurement(job, status, [], error, build_s, run_s)
+
+    def _measurement(
+        self, job: Job, status: str, latencies: list[float], error: str | None, build_s: float, run_s: float
+    ) -> Measurement:
+        return Measurement(
+            job.candidate_id, job.subgraph_id, status, latencies, error, build_s, run_s, time.time(),
+            host.hostname(), host.cpu_name(), self._target.threads, host.versions(),
+        )  # fmt: skip
+
+
+class _Stopwatch:
+    """Adds the wall seconds of a `with` block to a clock."""
+
+    def __init__(self, clock: dict[str, float], kind: str) -> None:
+        self._clock, self._kind = clock, kind
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock[self._kind] += time.monotonic() - self._start

@@ -1,0 +1,548 @@
+"""Luigi tasks: who needs whom, where files lie, options and luigi.cfg to frozen configs. No tuning.
+
+    ExtractSubgraphs -> ClusterFamilies
+        -> [GenerateCandidates(r) -> MeasureCandidates(r) -> TrainFamilyModels(r)] for r = 0, 1, ...
+        -> CompileModel -> Report
+
+`TuneModel` asks for rounds until a limit is reached, then compiles and reports. A task is complete if its
+output exists and was made from what its inputs are now: the digests in the files decide, not their dates.
+A stage that is started alone does not run the rounds before it; it says what is missing.
+"""
+
+import atexit
+import json
+import logging
+import os
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import luigi
+from luigi import configuration
+from luigi.task import externalize
+
+os.environ.setdefault("TVM_LOG_DEBUG", "DEFAULT=0")
+
+from lib import digests, history, host, planning, schemas, settings, tables
+from lib.cost_model import TrainConfig
+from lib.errors import TunerError
+from lib.families import ALGORITHMS
+from lib.layout import ModelFiles, RoundFiles, RunFiles
+from lib.planning import Member, PlanConfig
+from lib.progress import Goal, Progress
+from lib.runner import MeasureConfig, Runner
+from lib.search import SearchConfig
+from lib.tables import Origin
+from lib.workers import LocalPool
+from lib.zoo import ZOO
+from stages import cluster, compile, extract, generate, measure, report, train
+
+ROOT = Path(__file__).parent
+SESSION = uuid.uuid4().hex[:12]
+progress = Progress()
+
+
+def artifacts() -> Path:
+    """Where runs are kept; `[tuner] artifacts` in the configuration moves it."""
+    return Path(configuration.get_config().get("tuner", "artifacts", str(ROOT / "artifacts")))
+
+
+def configured(kind: type[Any], section: str, **options: Any) -> Any:
+    """A frozen config from its section of luigi.cfg and from command-line options."""
+    config = configuration.get_config()
+    values = dict(config.items(section)) if config.has_section(section) else {}
+    return settings.configured(kind, section, values, **options)
+
+
+@cache
+def make_pool(target: host.CpuTarget, config: MeasureConfig) -> LocalPool:
+    """The workers of this process, shared by its rounds; they end with it."""
+    pool = LocalPool(target, config)
+    atexit.register(pool.close)
+    return pool
+
+
+class Model(luigi.Parameter):
+    """A zoo name or a path; refused at once if it is neither."""
+
+    def parse(self, value: str) -> str:
+        if extract.is_file(value):
+            path = Path(value).expanduser()
+            if not path.is_file():
+                sys.exit(f"error: --model {value}: there is no such file.")
+            return str(path)
+        if value not in ZOO:
+            sys.exit(f"error: --model {value!r} is neither a model of the zoo nor an .onnx file. "
+                     f"The zoo has: {', '.join(ZOO)}.")  # fmt: skip
+        return value
+
+
+class TunerTask(luigi.Task):
+    """The options that decide what a run is; equal options continue the same run."""
+
+    model: str = Model(description="name of the zoo, or path of an ONNX file with static shapes")
+    families: str = luigi.ChoiceParameter(
+        default="core-operator", choices=list(ALGORITHMS), description="what shares a cost model"
+    )
+    foresee: float = luigi.FloatParameter(
+        default=0.25, description="share of a round for the bottleneck's family after it"
+    )
+    strategy: str = luigi.ChoiceParameter(
+        default="foresee", choices=planning.STRATEGIES, description="who gets the next trials"
+    )
+    seed: int = luigi.IntParameter(default=0, description="of the search")
+    target: str = luigi.Parameter(default="host", description="`host`, or a CPU target as JSON")
+    threads: int = luigi.IntParameter(default=0, description="threads of one inference; 0: all physical cores")
+
+    # Configs.
+
+    @cached_property
+    def cpu(self) -> host.CpuTarget:
+        return host.cpu_target(self.target, self.threads)
+
+    @cached_property
+    def plan_config(self) -> PlanConfig:
+        return configured(PlanConfig, "plan", strategy=self.strategy, foresee=self.foresee)
+
+    @cached_property
+    def search_config(self) -> SearchConfig:
+        return configured(SearchConfig, "generate")
+
+    @cached_property
+    def measure_config(self) -> MeasureConfig:
+        return configured(MeasureConfig, "measure")
+
+    @cached_property
+    def train_config(self) -> TrainConfig:
+        return configured(TrainConfig, "train")
+
+    # Files.
+
+    @cached_property
+    def model_files(self) -> ModelFiles:
+        name = self.model
+        if extract.is_file(self.model):
+            path = Path(self.model)
+            name = f"{path.stem}-{digests.of_file(path)[:8]}"
+        return ModelFiles(artifacts() / self.cpu.name / name)
+
+    @cached_property
+    def run_files(self) -> RunFiles:
+        configs = (self.plan_config, self.search_config, self.measure_config, self.train_config)
+        identity = settings.digest(*configs, self.seed, self.cpu.text)
+        return self.model_files.run(f"{self.strategy}-{self.families}-seed{self.seed}-{identity[:8]}")
+
+    @property
+    def families_file(self) -> Path:
+        return self.model_files.families(self.families)
+
+    def finished_rounds(self, known: int = 0) -> int:
+        """How many rounds are complete and current, from the first on; `known` of them are not looked at again."""
+        while self.clone(TrainFamilyModels, round=known).is_current():
+            known += 1
+        return known
+
+    def on_failure(self, exception: BaseException) -> Any:
+        if isinstance(exception, TunerError):
+            progress.end()
+            print(f"error: {exception}", file=sys.stderr)
+        return super().on_failure(exception)
+
+
+class StageTask(TunerTask):
+    """A task with one stage, one main output, and a digest of what that must have been made from."""
+
+    def is_current(self) -> bool:
+        """Whether the output exists and was made from what the inputs are now.
+
+        Raises:
+            ContractError: It is there, but damaged or of another version.
+        """
+        raise NotImplementedError
+
+    def work(self) -> None:
+        """Run the stage."""
+        raise NotImplementedError
+
+    def complete(self) -> bool:
+        try:
+            return self.is_current()
+        except TunerError:
+            return False  # `run` tells what is wrong, as this task's failure
+
+    def run(self) -> None:
+        self.is_current()  # refuses to write over what it cannot read
+        self.work()
+
+    def status(self, doing: str) -> None:
+        """Tell the terminal and Luigi's scheduler what is going on."""
+        line = progress.say(doing)
+        if self.set_status_message:
+            self.set_status_message(line)
+
+
+class ExtractSubgraphs(StageTask):
+    """Import the model and cut it into subgraphs."""
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.model_files.subgraphs)
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(digests.of_text(str(self.model_files.folder), self.cpu.text, host.versions()), SESSION)
+
+    def is_current(self) -> bool:
+        return tables.is_current(self.model_files.subgraphs, schemas.SUBGRAPHS, self.origin.inputs)
+
+    def work(self) -> None:
+        self.status("importing the model")
+        extract.run(self.model, self.cpu, origin=self.origin, out=self.model_files)
+
+
+class ClusterFamilies(StageTask):
+    """Group the subgraphs into families."""
+
+    def requires(self) -> luigi.Task:
+        return self.clone(ExtractSubgraphs)
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.families_file)
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(made_from((self.model_files.subgraphs, schemas.SUBGRAPHS)), SESSION)
+
+    def is_current(self) -> bool:
+        return self.requires().is_current() and tables.is_current(
+            self.families_file, schemas.FAMILIES, self.origin.inputs
+        )
+
+    def work(self) -> None:
+        cluster.run(self.model_files.subgraphs, self.families, origin=self.origin, out=self.families_file)
+
+
+class RoundTask(StageTask):
+    """A stage of one round."""
+
+    round: int = luigi.IntParameter(default=0, description="number of the round, from 0")
+
+    @property
+    def files(self) -> RoundFiles:
+        return self.run_files.round(self.round)
+
+    @property
+    def schema(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def sources(self) -> list[tuple[Path, Any]]:
+        """The files it is made from, with their schemas."""
+        raise NotImplementedError
+
+    def output(self) -> luigi.LocalTarget:
+        raise NotImplementedError
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(made_from(*self.sources), SESSION)
+
+    def is_current(self) -> bool:
+        path = Path(self.output().path)
+        return all(source.exists() for source, _ in self.sources) and tables.is_current(
+            path, self.schema, self.origin.inputs
+        )
+
+
+class GenerateCandidates(RoundTask):
+    """Plan a round and search its candidates."""
+
+    schema = schemas.CANDIDATES
+
+    def requires(self) -> list[luigi.Task]:
+        before = [externalize(self.clone(TrainFamilyModels, round=self.round - 1))] if self.round else []
+        return [self.clone(ClusterFamilies), *before]
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.files.candidates)
+
+    @property
+    def sources(self) -> list[tuple[Path, Any]]:
+        before = [(self.run_files.round(self.round - 1).training, schemas.TRAINING)] if self.round else []
+        return [
+            (self.model_files.subgraphs, schemas.SUBGRAPHS),
+            (self.families_file, schemas.FAMILIES),
+            *before,
+        ]
+
+    def work(self) -> None:
+        self.status("searching candidates")
+        generate.run(
+            self.model_files.subgraphs, self.families_file, self.run_files.rounds(self.round), self.cpu,
+            self.plan_config, self.search_config, seed=self.seed, origin=self.origin, out=self.files,
+        )  # fmt: skip
+
+
+class MeasureCandidates(RoundTask):
+    """Build and time a round's candidates."""
+
+    schema = schemas.MEASUREMENTS
+    resources = {"device": 1}  # two of these at once would disturb each other's timing
+
+    def requires(self) -> luigi.Task:
+        return externalize(self.clone(GenerateCandidates))
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.files.measurements)
+
+    @property
+    def sources(self) -> list[tuple[Path, Any]]:
+        return [(self.files.candidates, schemas.CANDIDATES)]
+
+    def work(self) -> None:
+        plan = tables.read(self.files.plan, schemas.PLAN)["kind"].to_pylist()
+        doing = f"measuring ({plan[0]})"
+
+        def watch(measurement: Any) -> None:
+            progress.measured(measurement)
+            self.status(doing)
+
+        self.status(doing)
+        pool: Runner = make_pool(self.cpu, self.measure_config)
+        lock = artifacts() / self.cpu.name / "device.lock"
+        measure.run(
+            self.model_files.subgraphs,
+            pool,
+            device_lock=lock,
+            origin=self.origin,
+            out=self.files,
+            watch=watch,
+        )
+
+
+class TrainFamilyModels(RoundTask):
+    """Train the models of the families that a round measured."""
+
+    schema = schemas.TRAINING
+
+    def requires(self) -> luigi.Task:
+        return externalize(self.clone(MeasureCandidates))
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.files.training)
+
+    @property
+    def sources(self) -> list[tuple[Path, Any]]:
+        before = [(self.run_files.round(self.round - 1).training, schemas.TRAINING)] if self.round else []
+        own = [(self.files.candidates, schemas.CANDIDATES), (self.files.measurements, schemas.MEASUREMENTS)]
+        return [(self.families_file, schemas.FAMILIES), *own, *before]
+
+    def is_current(self) -> bool:
+        """The whole round is: a round whose candidates went missing is made again from there."""
+        return (
+            self.clone(GenerateCandidates).is_current()
+            and self.clone(MeasureCandidates).is_current()
+            and super().is_current()
+        )
+
+    def work(self) -> None:
+        self.status("training")
+        past = self.run_files.rounds(self.round + 1)
+        train.run(self.families_file, past, self.train_config, seed=self.seed, origin=self.origin, out=self.files)
+
+
+class CompileModel(StageTask):
+    """Compile the model with the best of its finished rounds."""
+
+    rounds: int = luigi.IntParameter(default=-1, description="use the first so many rounds; -1: all finished ones")
+
+    @cached_property
+    def n_rounds(self) -> int:
+        return self.finished_rounds() if self.rounds < 0 else self.rounds
+
+    @property
+    def compile_config(self) -> compile.CompileConfig:
+        return configured(compile.CompileConfig, "compile")
+
+    def requires(self) -> luigi.Task:
+        return externalize(self.clone(TrainFamilyModels, round=max(self.n_rounds - 1, 0)))
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.run_files.compiled.manifest)
+
+    @property
+    def origin(self) -> Origin:
+        last = self.run_files.round(self.n_rounds - 1).training
+        own = settings.digest(self.compile_config)
+        return Origin(digests.of_text(own, made_from((last, schemas.TRAINING))), SESSION)
+
+    def is_current(self) -> bool:
+        files = self.run_files.compiled
+        wanted = (files.manifest, files.library, files.params, files.results)
+        if not self.n_rounds or not all(path.exists() for path in wanted):
+            return False
+        return bool(json.loads(files.manifest.read_text())["inputs"] == self.origin.inputs)
+
+    def work(self) -> None:
+        compile.run(
+            self.model_files, self.families_file, self.run_files.rounds(self.n_rounds), self.cpu, self.compile_config,
+            make_pool(self.cpu, self.measure_config), origin=self.origin, out=self.run_files.compiled, say=self.status,
+        )  # fmt: skip
+
+
+class Report(StageTask):
+    """Write and print the report of a compiled run."""
+
+    rounds: int = luigi.IntParameter(default=-1, description="use the first so many rounds; -1: all finished ones")
+
+    @cached_property
+    def n_rounds(self) -> int:
+        return self.finished_rounds() if self.rounds < 0 else self.rounds
+
+    def requires(self) -> luigi.Task:
+        return externalize(self.clone(CompileModel, rounds=self.n_rounds))
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.run_files.report)
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(digests.of_file(self.run_files.compiled.manifest), SESSION)
+
+    def is_current(self) -> bool:
+        files = self.run_files
+        if not (files.report.exists() and files.curve.exists() and self.requires().is_current()):
+            return False
+        return files.report.read_text().rstrip().endswith(self.origin.inputs)
+
+    def work(self) -> None:
+        title = f"{self.model_files.folder.name} on {self.cpu.name}, {self.run_files.folder.name}"
+        report.run(
+            self.model_files, self.families_file, self.run_files.rounds(self.n_rounds), self.run_files.compiled, title,
+            origin=self.origin, out=self.run_files.report, curve=self.run_files.curve,
+        )  # fmt: skip
+        progress.end()
+        print(self.run_files.report.read_text())
+        print(f"library, parameters and manifest: {self.run_files.compiled.folder}\ncurve: {self.run_files.curve}")
+
+
+class TuneModel(TunerTask):
+    """Tune a model until the first of its limits is reached, then compile, verify and report it."""
+
+    trials: int = luigi.IntParameter(default=0, description="end after so many trials; 0: no limit")
+    minutes: float = luigi.FloatParameter(default=0.0, description="end after so many minutes of tuning; 0: no limit")
+    target_latency_ms: float = luigi.FloatParameter(
+        default=0.0, description="end at this estimated latency; 0: no limit"
+    )
+
+    _finished = 0  # rounds that this process has seen complete
+
+    def complete(self) -> bool:
+        try:
+            self._finished = self.finished_rounds()
+            return self.ended() != "" and self.clone(Report, rounds=self._finished).is_current()
+        except TunerError:
+            return False  # `run` tells what is wrong
+
+    def run(self) -> Iterator[luigi.Task]:
+        """Luigi starts this afresh after each task it asked for, so what stands before a yield is cheap."""
+        yield self.clone(ClusterFamilies)
+        self._finished = self.finished_rounds(self._finished)
+        self.show_progress()
+        reason = self.ended()
+        if not reason:
+            for stage in (GenerateCandidates, MeasureCandidates, TrainFamilyModels):
+                yield self.clone(stage, round=self._finished)
+        progress.note(f"tuning ended: {reason}")
+        yield self.clone(CompileModel, rounds=self._finished)
+        yield self.clone(Report, rounds=self._finished)
+
+    def ended(self) -> str:
+        """Which limit is reached, or that nothing is left to improve; empty if the run goes on."""
+        if not self._finished:
+            return ""
+        past = history.load(self.run_files.rounds(self._finished))
+        if self.trials and past.n_trials >= self.trials:
+            return f"{past.n_trials} trials"
+        if self.minutes and self.seconds_spent() >= 60 * self.minutes:
+            return f"{self.seconds_spent() / 60:.1f} minutes"
+        if self.target_latency_ms and self.latency_s(past) * 1e3 <= self.target_latency_ms:
+            return f"estimated latency {self.latency_s(past) * 1e3:.3f} ms"
+        if not planning.plan_round(past, self.members, self.plan_config):
+            return "no subgraph is left that can improve"
+        return ""
+
+    @cached_property
+    def members(self) -> list[Member]:
+        subgraphs = tables.read(self.model_files.subgraphs, schemas.SUBGRAPHS)
+        weights = dict(zip(subgraphs["subgraph_id"].to_pylist(), subgraphs["weight"].to_pylist(), strict=True))
+        families = tables.read(self.families_file, schemas.FAMILIES).to_pylist()
+        return [Member(row["subgraph_id"], row["family_id"], weights[row["subgraph_id"]]) for row in families]
+
+    def latency_s(self, past: history.History) -> float:
+        return history.model_latency_s(past, {member.subgraph_id: member.weight for member in self.members})
+
+    def seconds_spent(self) -> float:
+        """Of all finished rounds; what an interrupted round took is not known."""
+        total = 0.0
+        for files in self.run_files.rounds(self._finished):
+            for path, schema in ((files.candidates, schemas.CANDIDATES), (files.measurements, schemas.MEASUREMENTS),
+                                 (files.training, schemas.TRAINING)):  # fmt: skip
+                total += tables.stamp(path, schema).clock["total"]
+        return total
+
+    def show_progress(self) -> None:
+        progress.goal = Goal(self.trials, 60 * self.minutes, self.target_latency_ms / 1e3)
+        past = history.load(self.run_files.rounds(self._finished))
+        failures = sum((p.statuses for p in past.subgraphs.values()), Counter())
+        del failures["ok"]
+        progress.begin_round(self._finished, past.n_trials, self.seconds_spent(), self.latency_s(past), failures)
+        if self.trials:
+            self.set_progress_percentage(min(100, 100 * past.n_trials // self.trials))
+
+
+def made_from(*sources: tuple[Path, Any]) -> str:
+    """Digest of files by content and origin: a change anywhere upstream changes it."""
+    return digests.of_text(*(tables.stamp(path, schema).fingerprint for path, schema in sources))
+
+
+@luigi.Task.event_handler(luigi.Event.DEPENDENCY_MISSING)
+def name_what_is_missing(task: luigi.Task) -> None:
+    """A stage was started alone, and what it reads is not there."""
+    options = " ".join(
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in task.to_str_params(only_significant=True).items()
+        if name == "model" or value != str(dict(task.get_params())[name]._default)
+    )
+    name = task.task_family
+    print(
+        f"error: {Path(task.output().path)} is missing, or no longer fits what it was made from.\n"
+        f"Run `luigi --module pipeline {name} {options}` first, or `TuneModel` for all there is.",
+        file=sys.stderr,
+    )
+
+
+class _NoTracebacks(logging.Filter):
+    """Errors written for the user were printed; Luigi's traceback of them says less."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, TunerError) and "external data dependency" not in record.getMessage()
+
+
+def _on_interrupt(kind: Any, error: Any, trace: Any) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        progress.end()
+        print("interrupted: what was measured is kept, and the same command continues", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+logging.getLogger("luigi-interface").addFilter(_NoTracebacks())
+logging.getLogger("tvm").setLevel(logging.ERROR)
+if threading.current_thread() is threading.main_thread():
+    sys.excepthook = _on_interrupt

@@ -1,0 +1,239 @@
+"""The best of each subgraph, measured again and checked, in one library that is verified and never slower."""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tvm
+
+from lib import deploy, history, host, search, tables
+from lib.clock import Clock
+from lib.errors import ConfigError, VerificationError
+from lib.history import History
+from lib.layout import CompiledFiles, ModelFiles, RoundFiles
+from lib.numerics import random_values, relative_error
+from lib.schemas import FAMILIES, RESULTS, SUBGRAPHS
+from lib.tables import Origin
+from lib.workers import LocalPool, Worker
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileConfig:
+    """How winners are chosen and the whole model is checked."""
+
+    finalists: int = 4  # candidates of a subgraph that are measured again
+    repeats: int = 5  # turns of the finalists
+    tolerance: float = 1e-3  # largest difference to the untuned program, relative to its largest value
+    turns: int = 5  # of the whole models, tuned and untuned in alternation
+    timeout_s: float = 900.0  # of a check, and of a whole-model inference
+
+    def __post_init__(self) -> None:
+        if min(self.finalists, self.repeats, self.turns) < 1 or self.tolerance <= 0:
+            raise ConfigError(f"[compile] needs counts of at least 1 and a positive tolerance, but got {self}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A row of RESULTS; see there for units."""
+
+    subgraph_id: str
+    family_id: str
+    candidate_id: str | None
+    untuned_s: float | None
+    tuned_s: float | None
+    max_error: float | None
+    note: str
+    trace: str = ""  # empty: the untuned schedule is shipped
+
+
+def run(
+    model: ModelFiles,
+    families: Path,
+    past: Sequence[RoundFiles],
+    target: host.CpuTarget,
+    config: CompileConfig,
+    pool: LocalPool,
+    *,
+    origin: Origin,
+    out: CompiledFiles,
+    say: Say = lambda _text: None,
+) -> Path:
+    """Compile the model with the best schedules of a run.
+
+    Args:
+        model: Has `module.json`, `weights.npz` and the SUBGRAPHS table.
+        families: A FAMILIES table; `past`: the finished rounds.
+        pool: Measures the finalists.
+        out: Gets `model.so`, `params.npz`, `results.parquet` and, last, `manifest.json`.
+        say: Told what is being done.
+
+    Raises:
+        VerificationError: The compiled model computes something else. What was compiled before stays.
+        MissingInput, ContractError: An input is not there, or not what it should be.
+    """
+    clock = Clock()
+    subgraphs = tables.read(model.subgraphs, SUBGRAPHS).to_pylist()
+    family_of = dict(zip(*tables.read(families, FAMILIES).to_pydict().values(), strict=True))
+    so_far = history.load(past)
+    choices = []
+    with clock.spent("finalists"):
+        for n, subgraph in enumerate(subgraphs, start=1):
+            say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
+            choices.append(choose(subgraph, family_of.get(subgraph["subgraph_id"], ""), so_far, config, pool))
+    pool.close()  # whole models are measured alone, too
+    module = tvm.ir.load_json(model.module.read_text())
+    traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
+    out.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.folder) as work:
+        with clock.spent("build"):
+            say("compiling the model")
+            built = Built(Path(work), model.weights)
+            deploy.build(module, traces, target.tvm(), built.tuned, pack=True)
+            deploy.build(module, {}, target.tvm(), built.untuned, pack=False)
+        with clock.spent("verify"):
+            say("checking the model and timing it beside the untuned one")
+            facts = verify(built, deploy.interface(module), target, config)
+        if facts["shipped"] == "untuned":
+            choices = [replace(c, candidate_id=None, note="the model as a whole was no faster") for c in choices]
+        ship(built, str(facts["shipped"]), out)
+    rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
+    tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, origin)
+    manifest = {
+        "inputs": origin.inputs,
+        "session": origin.session,
+        "clock": clock.read(),
+        "library": out.library.name,
+        "params": out.params.name,
+        "entry": "main",
+        "model_inputs": deploy.interface(module),
+        "target": json.loads(target.text),
+        "threads": target.threads,
+        "versions": host.versions(),
+        "host": host.hostname(),
+        "device": host.cpu_name(),
+        "n_rounds": so_far.n_rounds,
+        "n_trials": so_far.n_trials,
+        **facts,
+    }
+    partial = tables.partial_name(out.manifest)
+    partial.write_text(json.dumps(manifest, indent=2) + "\n")
+    tables.commit(partial, out.manifest)
+    return out.manifest
+
+
+def choose(
+    subgraph: Mapping[str, Any], family_id: str, so_far: History, config: CompileConfig, pool: LocalPool
+) -> Choice:
+    """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run."""
+    subgraph_id, workload = subgraph["subgraph_id"], subgraph["workload"]
+    untuned = Choice(subgraph_id, family_id, None, None, None, None, subgraph["note"])
+    finalists = [p for p in so_far.of(subgraph_id).fastest if p.trace != search.EMPTY_TRACE][: config.finalists]
+    if not subgraph["tunable"]:
+        return untuned
+    if not finalists:
+        return replace(untuned, note="no candidate worked")
+    traces = [program.trace for program in finalists]
+    latencies, base = pool.compare(workload, traces, config.repeats, baseline=search.EMPTY_TRACE)
+    base_s = median(base) if base else None
+    ranked = sorted(
+        (median(found), program.candidate_id, program.trace)
+        for found, program in zip(latencies, finalists, strict=True)
+        if found
+    )
+    wrong = 0
+    for latency_s, candidate_id, trace in ranked:
+        if base_s is not None and latency_s >= base_s:
+            break
+        error = pool.check(workload, trace, config.timeout_s)
+        if error is None or error > config.tolerance:
+            wrong += 1
+            continue
+        note = f"{wrong} faster with wrong results" if wrong else ""
+        return Choice(subgraph_id, family_id, candidate_id, base_s, latency_s, error, note, trace)
+    note = f"{wrong} with wrong results" if wrong else "none was faster than the untuned one"
+    return replace(untuned, untuned_s=base_s, tuned_s=base_s, note=note)
+
+
+class Built:
+    """What is built before one of it is shipped."""
+
+    def __init__(self, folder: Path, weights: Path) -> None:
+        self.folder, self.weights = folder, weights
+        self.tuned, self.untuned = folder / "tuned.so", folder / "untuned.so"
+        self.packed = folder / "packed.npz"
+
+    def library(self, name: str) -> tuple[Path, Path]:
+        """Library and parameters of the `tuned` or the `untuned` model."""
+        return (self.tuned, self.packed) if name == "tuned" else (self.untuned, self.weights)
+
+
+def verify(
+    built: Built, interface: Sequence[Mapping[str, Any]], target: host.CpuTarget, config: CompileConfig
+) -> dict[str, Any]:
+    """Run both models on equal inputs in a process of their own, compare their outputs, time them in turn.
+
+    Raises:
+        VerificationError: They differ by more than the tolerance, or one of them does not run.
+    """
+    inputs = built.folder / "inputs.npz"
+    np.savez(
+        inputs,
+        *[random_values(tuple(i["shape"]), i["dtype"], i["bound"], seed=n) for n, i in enumerate(interface)],
+    )
+    worker = Worker(target)
+    try:
+        worker.wait_until_ready()
+
+        def ask(**request: Any) -> dict[str, Any]:
+            reply = worker.ask(config.timeout_s, **request)
+            if "error" in reply:
+                raise VerificationError(f"The compiled model does not run ({request['do']}): {reply['error']}")
+            return reply
+
+        ask(do="pack", library=str(built.tuned), weights=str(built.weights), out=str(built.packed))
+        outputs = {}
+        for name in ("tuned", "untuned"):
+            library, params = built.library(name)
+            out = built.folder / f"outputs-{name}.npz"
+            ask(do="open_library", name=name, library=str(library), params=str(params), inputs=str(inputs))
+            ask(do="infer", name=name, out=str(out))
+            outputs[name] = list(np.load(out).values())
+        error = max(relative_error(a, b) for a, b in zip(outputs["tuned"], outputs["untuned"], strict=True))
+        if not error <= config.tolerance:
+            raise VerificationError(
+                f"The tuned model's outputs differ from the untuned model's by {error:.1e} of their largest value; "
+                f"{config.tolerance:g} is allowed. Nothing was shipped; the measurements are kept."
+            )
+        latencies = _time_in_turn(ask, config.turns)
+    finally:
+        worker.kill()
+    faster = median(latencies["tuned"]) < median(latencies["untuned"])
+    return {"shipped": "tuned" if faster else "untuned", "max_error": error, "latencies_s": latencies}
+
+
+def _time_in_turn(ask: Callable[..., dict[str, Any]], turns: int) -> dict[str, list[float]]:
+    """A B A B ...; each turn takes at least 0.2 s, or one inference."""
+    first = {name: ask(do="time_library", name=name, number=1)["latency_s"] for name in ("tuned", "untuned")}
+    numbers = {name: max(1, round(0.2 / latency_s)) for name, latency_s in first.items()}
+    latencies: dict[str, list[float]] = {name: [] for name in first}
+    for _ in range(turns):
+        for name, found in latencies.items():
+            found.append(ask(do="time_library", name=name, number=numbers[name])["latency_s"])
+    return latencies
+
+
+def ship(built: Built, name: str, out: CompiledFiles) -> None:
+    """Put library and parameters in their place, each whole."""
+    library, params = built.library(name)
+    for source, destination in ((library, out.library), (params, out.params)):
+        partial = tables.partial_name(destination)
+        partial.write_bytes(source.read_bytes())
+        tables.commit(partial, destination)

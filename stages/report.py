@@ -1,0 +1,232 @@
+"""A run's tables in, a text table and a picture of the tuning curve out."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pyarrow as pa
+from matplotlib.figure import Figure
+
+from lib import accounting, history, tables
+from lib.accounting import Record
+from lib.history import History
+from lib.layout import CompiledFiles, ModelFiles, RoundFiles
+from lib.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, RESULTS, SUBGRAPHS, TRAINING
+from lib.tables import Origin
+
+matplotlib.use("Agg")
+
+
+def run(
+    model: ModelFiles,
+    families: Path,
+    past: Sequence[RoundFiles],
+    compiled: CompiledFiles,
+    title: str,
+    *,
+    origin: Origin,
+    out: Path,
+    curve: Path,
+) -> Path:
+    """Write the report of a compiled run.
+
+    Args:
+        title: What was tuned, and for what.
+        out: Gets the text; its last line holds the digest of the inputs.
+        curve: Gets the picture (PNG), before `out`.
+
+    Raises:
+        MissingInput, ContractError: An input is not there, or not what it should be.
+    """
+    subgraphs = tables.read(model.subgraphs, SUBGRAPHS).to_pylist()
+    results = tables.read(compiled.results, RESULTS).to_pylist()
+    manifest = json.loads(compiled.manifest.read_text())
+    so_far = history.load(past)
+    records = clocks(model, families, past, manifest)
+    text = "\n\n".join(
+        [
+            f"{title}\n{len(past)} rounds, {so_far.n_trials} trials; {manifest['device']}, {manifest['threads']} threads",
+            subgraph_table(subgraphs, results, so_far),
+            model_lines(manifest, so_far),
+            accuracy_table(past),
+            time_table(records),
+            f"made from {origin.inputs}",
+        ]
+    )
+    points = curve_points(past, {s["subgraph_id"]: s["weight"] for s in subgraphs if s["tunable"]}, records)
+    partial = tables.partial_name(curve)
+    draw(points, manifest["latencies_s"], title, partial)
+    tables.commit(partial, curve)
+    partial = tables.partial_name(out)
+    partial.write_text(text + "\n")
+    tables.commit(partial, out)
+    return out
+
+
+def subgraph_table(
+    subgraphs: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]], so_far: History
+) -> str:
+    """A line for each subgraph: where it stood, where it stands, and what it cost."""
+    header = (
+        "subgraph",
+        "family",
+        "calls",
+        "trials",
+        "failed",
+        "untuned us",
+        "tuned us",
+        "speed-up",
+        "GFLOP/s",
+        "note",
+    )
+    rows = [header]
+    for subgraph, result in zip(subgraphs, results, strict=True):
+        past = so_far.of(subgraph["subgraph_id"])
+        before, after = result["untuned_s"], result["tuned_s"]
+        rows.append(
+            (
+                subgraph["name"],
+                result["family_id"] or "-",
+                str(subgraph["weight"]),
+                str(past.n_trials),
+                _failures(past.statuses),
+                f"{before * 1e6:,.1f}" if before else "-",
+                f"{after * 1e6:,.1f}" if after else "-",
+                f"{before / after:.1f}x" if before and after else "-",
+                f"{subgraph['flop'] / after / 1e9:,.1f}" if after and subgraph["flop"] else "-",
+                result["note"],
+            )
+        )
+    return _align(rows)
+
+
+def model_lines(manifest: Mapping[str, Any], so_far: History) -> str:
+    """The model as a whole: both latencies with their spread, and what was verified."""
+    lines = []
+    for name in ("untuned", "tuned"):
+        found = manifest["latencies_s"][name]
+        spread = f"{min(found) * 1e3:.2f} to {max(found) * 1e3:.2f}"
+        lines.append(f"model {name:8s} {median(found) * 1e3:10.2f} ms  (median of {len(found)}, {spread})")
+    ratio = median(manifest["latencies_s"]["untuned"]) / median(manifest["latencies_s"]["tuned"])
+    failures = sum((past.statuses for past in so_far.subgraphs.values()), Counter())
+    lines.append(f"speed-up {ratio:.1f}x, timed in turn in one process; shipped: {manifest['shipped']}")
+    lines.append(f"largest difference of the outputs {manifest['max_error']:.1e} of their largest value")
+    lines.append(f"failed candidates: {_failures(failures)}")
+    return "\n".join(lines)
+
+
+def accuracy_table(past: Sequence[RoundFiles]) -> str:
+    """How well each family's model foretold the candidates of a round before it was trained on them."""
+    rows = [("cost model of", "samples", "foretold", "pairs right", "rank corr.", "top recall")]
+    columns = [f.name for f in TRAINING if f.name not in ("model", "model_digest")]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for files in past:
+        for row in tables.read(files.training, TRAINING).select(columns).to_pylist():
+            found.setdefault(row["family_id"], []).append(row)
+    for family_id, family_rows in sorted(found.items(), key=lambda item: -item[1][-1]["num_samples"]):
+        scored = [row for row in family_rows if row["num_predicted"]]
+        means = [
+            _mean([row[column] for row in scored if row[column] is not None])
+            for column in ("pairwise_accuracy", "rank_correlation", "top_recall")
+        ]
+        n = sum(row["num_predicted"] for row in scored)
+        rows.append((family_id, str(family_rows[-1]["num_samples"]), str(n), *means))
+    return _align(rows)
+
+
+def time_table(records: Sequence[Record]) -> str:
+    """Where the hours went."""
+    seconds = accounting.spent(records)
+    total = seconds["total"] or 1.0
+    rows = [("time", "s", "share")]
+    rows += [(kind, f"{value:,.1f}", f"{100 * value / total:.1f} %") for kind, value in seconds.items()]
+    return _align(rows)
+
+
+def clocks(model: ModelFiles, families: Path, past: Sequence[RoundFiles], manifest: Mapping[str, Any]) -> list[Record]:
+    """The clocks of all stages of a run."""
+    found = [("extract", model.subgraphs, SUBGRAPHS), ("cluster", families, FAMILIES)]
+    for files in past:
+        found.append(("generate", files.candidates, CANDIDATES))
+        found.append(("measure", files.measurements, MEASUREMENTS))
+        found.append(("train", files.training, TRAINING))
+    stamps = [(stage, tables.stamp(path, schema)) for stage, path, schema in found]
+    records = [Record(stamp.session, stage, stamp.clock) for stage, stamp in stamps]
+    # The model may have been extracted for an earlier run: that time is not this run's.
+    sessions = {record.session for record in records if record.stage == "generate"} | {manifest["session"]}
+    records = [record for record in records if record.session in sessions]
+    return [*records, Record(manifest["session"], "compile", manifest["clock"])]
+
+
+def curve_points(past: Sequence[RoundFiles], weights: Mapping[str, int], records: Sequence[Record]) -> pa.Table:
+    """Columns `seconds`, `trials` and `latency_s`: the model's estimated latency after each measurement.
+
+    Starts when every subgraph has a program that works.
+    """
+    best: dict[str, float] = {}
+    moments, trials, latencies, n = [], [], [], 0
+    for files in past:
+        rows = tables.read(files.measurements, MEASUREMENTS).select(["subgraph_id", "latencies", "measured_at"])
+        for row in sorted(rows.to_pylist(), key=lambda row: row["measured_at"]):
+            n += 1
+            if row["latencies"]:
+                latency = median(row["latencies"])
+                best[row["subgraph_id"]] = min(latency, best.get(row["subgraph_id"], latency))
+            if len(best) == len(weights):
+                moments.append(row["measured_at"])
+                trials.append(n)
+                latencies.append(sum(weight * best[subgraph_id] for subgraph_id, weight in weights.items()))
+    seconds = accounting.active_seconds(records, moments)
+    return pa.table({"seconds": pa.array(seconds, pa.float64()), "trials": pa.array(trials, pa.int64()),
+                     "latency_s": pa.array(latencies, pa.float64())})  # fmt: skip
+
+
+def draw(points: pa.Table, measured: Mapping[str, Sequence[float]], title: str, out: Path) -> None:
+    """The tuning curve over seconds and over trials, with what the compiled model took in the end."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    tuned_ms = median(measured["tuned"]) * 1e3
+    latency_ms = points["latency_s"].to_numpy() * 1e3
+    for axes, column, label in zip(
+        figure.subplots(1, 2, sharey=True),
+        ("seconds", "trials"),
+        ("seconds of tuning", "trials"),
+        strict=True,
+    ):
+        axes.step(points[column].to_numpy(), latency_ms, where="post", label="estimate: sum over subgraphs")
+        axes.axhline(tuned_ms, color="tab:green", linestyle="--", label=f"compiled and measured: {tuned_ms:.2f} ms")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.set_xlabel(label)
+        axes.set_xlim(left=0)
+        axes.grid(which="both", alpha=0.3)
+    figure.axes[0].set_ylabel("latency of the model, ms")
+    figure.axes[1].legend()
+    figure.suptitle(f"{title} (untuned: {median(measured['untuned']) * 1e3:,.1f} ms)")
+    figure.savefig(out, dpi=110)
+
+
+def _failures(statuses: Counter[str]) -> str:
+    kinds = [f"{count} {status}" for status, count in sorted(statuses.items()) if status != "ok" and count]
+    return ", ".join(kinds) or "0"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.2f}" if values else "-"
+
+
+def _align(rows: Sequence[Sequence[str]]) -> str:
+    """Columns under each other: words to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    right = [all(row[i][:1].isdigit() or row[i] in ("-", "") for row in rows[1:]) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
