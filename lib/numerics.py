@@ -4,15 +4,19 @@ import math
 
 import numpy as np
 
+_SPREAD = np.float32(0.2)  # standard deviation; of a sum of 768 products of two such values it is 1.1
+
 
 def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> np.ndarray:
-    """Seeded values: normal for floats; for integers, uniform in [0, bound), or zeros if the bound is unknown.
+    """Seeded values: small normal ones for floats; for integers, uniform in [0, bound), zeros if that is unknown.
 
-    TVM's own random fill writes float bits into integers; a gather with such an index reads out of bounds.
+    TVM's own random fill writes float bits into integers; a gather with such an index reads out of bounds. And
+    values decide the speed of some functions: sums over a few hundred products must stay near 1, as they do in
+    a trained network, or an `erf` after them takes its fast or its slow way for every element.
     """
     rng = np.random.default_rng(seed)
     if dtype.startswith(("float", "bfloat")):
-        return rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+        return (_SPREAD * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     return rng.integers(0, max(bound, 1), shape).astype(dtype)

@@ -13,7 +13,7 @@ class MeasureConfig:
 
     repeats: int = 3  # latencies kept of a candidate
     min_repeat_s: float = 0.02  # a repeat loops the kernel for at least about this long
-    slow_factor: float = 4.0  # a candidate this much slower than its batch's best is timed once only
+    slow_factor: float = 2.5  # a candidate this much slower than its batch's best is timed once only
     build_timeout_s: float = 20.0
     run_timeout_s: float = 10.0  # all repeats together; begins when the device begins
     builds_ahead: int = 32  # programs compiled before they are timed; a crash costs the builds of one worker

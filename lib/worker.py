@@ -28,6 +28,8 @@ from lib.numerics import random_values, relative_error
 
 Reply = dict[str, Any]
 
+_LOOK_S = 0.002  # a candidate is not called slow on less than this
+
 
 class Kernels:
     """Candidates that were built and wait to be timed."""
@@ -59,16 +61,18 @@ class Kernels:
         """Time a built candidate: `repeats` means, each over at least about `min_repeat_s`.
 
         Args:
-            slow_above_s: A first run slower than this is the only one.
+            slow_above_s: A candidate that looks slower than this is not timed further.
             number: Runs in a repeat; 0 to find it from the first run.
         """
         start = time.perf_counter()
         kernel, arguments = self._built[candidate_id]
         if not number:
             first = self._evaluate(kernel, arguments, 1, 1)[0]
-            number = max(1, math.ceil(min_repeat_s / max(first, 1e-9)))
+            if slow_above_s < first < _LOOK_S:  # one run of a short kernel may be all waking up of threads
+                first = self._evaluate(kernel, arguments, math.ceil(_LOOK_S / first), 1)[0]
             if first > slow_above_s:
                 return {"latencies": [first], "number": 1, "run_s": time.perf_counter() - start}
+            number = max(1, math.ceil(min_repeat_s / max(first, 1e-9)))
         latencies = self._evaluate(kernel, arguments, number, repeats)
         return {"latencies": latencies, "number": number, "run_s": time.perf_counter() - start}
 

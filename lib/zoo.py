@@ -188,11 +188,16 @@ def load(name: str, seed: int = 0) -> Model:
             f"--model {name!r} is neither a model of the zoo nor an .onnx file. The zoo has: {', '.join(ZOO)}."
         )
     entry = ZOO[name]
-    spec = {"forward": {"x": nn.spec.Tensor(list(entry.shape), entry.dtype)}}
-    module, parameters = entry.make().export_tvm(spec)
+    return export(entry.make(), entry.shape, entry.dtype, seed)
+
+
+def export(module: nn.Module, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Model:
+    """A model of one input, with seeded random weights."""
+    spec = {"forward": {"x": nn.spec.Tensor(list(shape), dtype)}}
+    functions, parameters = module.export_tvm(spec)
     rng = np.random.default_rng(seed)
     weights = {key: _random(key, tuple(int(d) for d in p.shape), rng) for key, p in parameters}
-    return Model.from_function(module["forward"], weights)
+    return Model.from_function(functions["forward"], weights)
 
 
 def _random(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

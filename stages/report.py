@@ -206,7 +206,7 @@ def draw(points: pa.Table, measured: Mapping[str, Sequence[float]], title: str, 
         axes.set_xlim(left=0)
         axes.grid(which="both", alpha=0.3)
     figure.axes[0].set_ylabel("latency of the model, ms")
-    figure.axes[1].legend()
+    figure.axes[1].legend(loc="upper right")
     figure.suptitle(f"{title} (untuned: {median(measured['untuned']) * 1e3:,.1f} ms)")
     figure.savefig(out, dpi=110)
 

@@ -1,0 +1,125 @@
+"""Trials per second of this pipeline and of MetaSchedule's own tuning loop, in turn, on the same subgraphs.
+
+    python benchmarks/trials_per_second.py [--trials 192] [--turns 2] [--out FILE]
+
+Both sides get the same workload, target, threads and number of trials, 64 a round. Stock is
+`meta_schedule.tune_tasks` as TVM ships it: its builder, runner, XGBoost model and scheduler. Ours is what
+`TuneModel` runs for a model that consists of that subgraph alone: plan, search, measure, train, through files.
+Nothing else may run on the machine meanwhile.
+"""
+
+import argparse
+import logging
+import os
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from lib import host
+
+TARGET = host.cpu_target()
+os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)  # for stock's workers, too
+
+import pandas as pd
+import pyarrow as pa
+from tvm.s_tir import meta_schedule as ms
+
+from lib import graph, history, tables, workloads, zoo
+from lib.cost_model import TrainConfig
+from lib.layout import RunFiles
+from lib.planning import PlanConfig
+from lib.runner import MeasureConfig
+from lib.schemas import SUBGRAPHS
+from lib.search import SearchConfig
+from lib.tables import Origin
+from lib.workers import LocalPool
+from lib.workloads import Subgraph
+from stages import cluster, generate, measure, train
+
+
+def subgraphs() -> list[tuple[str, Subgraph]]:
+    """A 3x3 convolution of ResNet-50 (14x14, 256 channels) and the first MLP product of BERT-Base with its GELU."""
+    resnet = workloads.extract(graph.fuse(zoo.load("resnet50").module, TARGET.tvm()))
+    convolution = next(s for s in resnet if s.core_operator == "conv2d" and s.weight == 6)
+    encoder = zoo.Encoder(n_tokens=1000, length=128, layers=1, width=768, heads=12, hidden=3072)
+    bert = workloads.extract(graph.fuse(zoo.export(encoder, (1, 128), "int32").module, TARGET.tvm()))
+    product = next(s for s in bert if s.core_operator == "matmul" and "erf" in s.operators)
+    return [("ResNet-50 conv 3x3", convolution), ("BERT-Base matmul + GELU", product)]
+
+
+def stock(subgraph: Subgraph, trials: int, folder: Path) -> tuple[int, float]:
+    """Trials done and best latency in seconds."""
+    module = workloads.load(subgraph.workload)
+    task = ms.TuneContext(
+        mod=module,
+        target=TARGET.tvm(),
+        space_generator="post-order-apply",
+        search_strategy="evolutionary",
+        task_name="main",
+        rand_state=0,
+        num_threads="physical",
+    )
+    database = ms.tune.tune_tasks(
+        tasks=[task],
+        task_weights=[1.0],
+        work_dir=str(folder),
+        max_trials_global=trials,
+        num_trials_per_iter=64,
+    )
+    records = database.get_all_tuning_records()
+    latencies = [median(float(s) for s in record.run_secs) for record in records if record.run_secs]
+    return len(records), min(latencies)
+
+
+def ours(subgraph: Subgraph, trials: int, folder: Path) -> tuple[int, float]:
+    """Trials done and best latency in seconds."""
+    run, origin = RunFiles(folder), Origin()
+    table, families = folder / "subgraphs.parquet", folder / "families.parquet"
+    tables.write(pa.Table.from_pylist([asdict(subgraph)], schema=SUBGRAPHS), table, SUBGRAPHS, origin)
+    cluster.run(table, "core-operator", origin=origin, out=families)
+    pool = LocalPool(TARGET, MeasureConfig())
+    config = PlanConfig(num_trials_warmup=64)
+    try:
+        number = 0
+        while history.load(run.rounds(number)).n_trials < trials:
+            past, files = run.rounds(number), run.round(number)
+            generate.run(table, families, past, TARGET, config, SearchConfig(), seed=0, origin=origin, out=files)
+            measure.run(table, pool, device_lock=folder / "lock", origin=origin, out=files)
+            train.run(families, [*past, files], TrainConfig(), seed=0, origin=origin, out=files)
+            number += 1
+    finally:
+        pool.close()
+    past = history.load(run.rounds(number))
+    return past.n_trials, past.of(subgraph.subgraph_id).best_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--trials", type=int, default=192)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="keep the rows as Parquet")
+    options = parser.parse_args()
+    logging.getLogger("tvm").setLevel(logging.ERROR)
+    rows = []
+    for turn in range(options.turns):
+        for name, subgraph in subgraphs():
+            for side, tune in (("stock", stock), ("ours", ours)):
+                with tempfile.TemporaryDirectory() as folder:
+                    start = time.monotonic()
+                    n, best_s = tune(subgraph, options.trials, Path(folder))
+                    seconds = time.monotonic() - start
+                row = {"turn": turn, "subgraph": name, "side": side, "trials": n, "seconds": seconds}
+                rows.append({**row, "trials_per_s": n / seconds, "best_us": best_s * 1e6})
+                print(rows[-1], flush=True)
+    frame = pd.DataFrame(rows)
+    if options.out:
+        frame.to_parquet(options.out)
+    rates = frame.groupby(["subgraph", "side"])["trials_per_s"].median().unstack()
+    rates["ratio"] = rates["ours"] / rates["stock"]
+    print(f"\n{TARGET.name}, {host.cpu_name()}; medians of {options.turns} turns, trials per second\n{rates.round(2)}")
+
+
+if __name__ == "__main__":
+    main()
