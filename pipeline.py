@@ -43,6 +43,7 @@ from lib.zoo import ZOO
 from stages import cluster, compile, extract, generate, measure, report, train
 
 ROOT = Path(__file__).parent
+_DEFAULT_TRIALS = 128  # a subgraph, when no limit is given
 SESSION = uuid.uuid4().hex[:12]
 progress = Progress()
 
@@ -433,7 +434,9 @@ class Report(StageTask):
 class TuneModel(TunerTask):
     """Tune a model until the first of its limits is reached, then compile, verify and report it."""
 
-    trials: int = luigi.IntParameter(default=0, description="end after so many trials; 0: no limit")
+    trials: int = luigi.IntParameter(
+        default=0, description=f"end after so many trials; 0: no limit, or {_DEFAULT_TRIALS} a subgraph if none is set"
+    )
     minutes: float = luigi.FloatParameter(default=0.0, description="end after so many minutes of tuning; 0: no limit")
     target_latency_ms: float = luigi.FloatParameter(
         default=0.0, description="end at this estimated latency; 0: no limit"
@@ -466,7 +469,7 @@ class TuneModel(TunerTask):
         if not self._finished:
             return ""
         past = history.load(self.run_files.rounds(self._finished))
-        if self.trials and past.n_trials >= self.trials:
+        if self.max_trials and past.n_trials >= self.max_trials:
             return f"{past.n_trials} trials"
         if self.minutes and self.seconds_spent() >= 60 * self.minutes:
             return f"{self.seconds_spent() / 60:.1f} minutes"
@@ -475,6 +478,13 @@ class TuneModel(TunerTask):
         if not planning.plan_round(past, self.members, self.plan_config):
             return "no subgraph is left that can improve"
         return ""
+
+    @property
+    def max_trials(self) -> int:
+        """The limit on trials; without any limit from the user, one that grows with the model."""
+        if self.trials or self.minutes or self.target_latency_ms:
+            return self.trials
+        return _DEFAULT_TRIALS * len(self.members)
 
     @cached_property
     def members(self) -> list[Member]:
@@ -496,13 +506,13 @@ class TuneModel(TunerTask):
         return total
 
     def show_progress(self) -> None:
-        progress.goal = Goal(self.trials, 60 * self.minutes, self.target_latency_ms / 1e3)
+        progress.goal = Goal(self.max_trials, 60 * self.minutes, self.target_latency_ms / 1e3)
         past = history.load(self.run_files.rounds(self._finished))
         failures = sum((p.statuses for p in past.subgraphs.values()), Counter())
         del failures["ok"]
         progress.begin_round(self._finished, past.n_trials, self.seconds_spent(), self.latency_s(past), failures)
-        if self.trials:
-            self.set_progress_percentage(min(100, 100 * past.n_trials // self.trials))
+        if self.max_trials:
+            self.set_progress_percentage(min(100, 100 * past.n_trials // self.max_trials))
 
 
 def made_from(*sources: tuple[Path, Any]) -> str:

@@ -1,0 +1,66 @@
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lib import families
+from lib.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Fake:
+    subgraph_id: str
+    core_operator: str
+    operators: list[str] = field(default_factory=list)
+    weight: int = 1
+
+
+CONV = Fake("a", "conv2d", ["conv2d", "add", "max"])
+CONV_RESIDUAL = Fake("b", "conv2d", ["conv2d", "add", "add", "max"])
+MATMUL = Fake("c", "matmul", ["matmul", "add", "max"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ("core-operator", ["conv2d", "conv2d", "matmul"]),
+        ("operator-count", ["3-operators", "4-operators", "3-operators"]),
+        ("operator-sequence", ["conv2d-add-max", "conv2d-add-add-max", "matmul-add-max"]),
+        ("single", ["all", "all", "all"]),
+        ("each", ["a", "b", "c"]),
+    ],
+)
+def test_each_algorithm_groups_by_its_rule(algorithm, expected):
+    assert families.cluster([CONV, CONV_RESIDUAL, MATMUL], algorithm) == expected
+
+
+def test_an_unknown_algorithm_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="core-operator, each, operator-count, operator-sequence, single"):
+        families.cluster([], "by-name")
+
+
+def test_a_registered_clustering_can_be_asked_for(monkeypatch):
+    monkeypatch.setattr(families, "ALGORITHMS", dict(families.ALGORITHMS))
+    families.register("length")(lambda subgraph: str(len(subgraph.core_operator)))
+
+    assert families.cluster([CONV, MATMUL], "length") == ["6", "6"]
+
+
+def test_labels_that_are_no_file_names_stay_distinct():
+    long = [Fake("a", "x" * 80 + "1"), Fake("b", "x" * 80 + "2"), Fake("c", "a+b"), Fake("d", "a/b")]
+
+    ids = families.cluster(long, "core-operator")
+
+    assert len(set(ids)) == 4
+    assert all(len(name) < 80 and "/" not in name and "+" not in name for name in ids)
+
+
+@given(st.permutations([CONV, CONV_RESIDUAL, MATMUL]), st.integers(1, 9))
+def test_families_do_not_depend_on_order_or_weights(order, weight):
+    expected = dict(zip("abc", families.cluster([CONV, CONV_RESIDUAL, MATMUL], "core-operator"), strict=True))
+    weighted = [Fake(s.subgraph_id, s.core_operator, s.operators, weight) for s in order]
+
+    found = families.cluster(weighted, "core-operator")
+
+    assert {s.subgraph_id: family for s, family in zip(weighted, found, strict=True)} == expected

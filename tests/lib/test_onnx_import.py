@@ -1,0 +1,148 @@
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from lib import graph, onnx_import, workloads
+from lib.errors import ModelError
+
+
+def save(path, nodes, inputs, weights=(), outputs=("y",), opset=17):
+    """An ONNX file; `inputs` maps names to (dtype, shape)."""
+    rng = np.random.default_rng(0)
+    tensors = [
+        numpy_helper.from_array(w if isinstance(w, np.ndarray) else rng.normal(0, 0.3, w).astype(np.float32), name)
+        for name, w in dict(weights).items()
+    ]
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        tensors,
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path
+
+
+def block(path):
+    """A residual block with all that the clean-up knows: batch norms, Clip, Sum, dropout, a scale."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c1"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c1", "gamma", "beta", "mean", "var"], ["b1"]),
+        helper.make_node("Clip", ["b1", "low", "high"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2", "bias"], ["c2"]),
+        helper.make_node("Mul", ["c2", "scale"], ["m2"]),
+        helper.make_node("Sum", ["m2", "x"], ["s"]),
+        helper.make_node("Relu", ["s"], ["r2"]),
+        helper.make_node("GlobalAveragePool", ["r2"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Dropout", ["f"], ["d"]),
+        helper.make_node("Gemm", ["d", "w3", "b3"], ["y"], transB=1),
+    ]
+    weights = {
+        "w1": (8, 8, 3, 3), "gamma": np.linspace(0.5, 1.5, 8, dtype=np.float32), "beta": (8,), "mean": (8,),
+        "var": np.linspace(0.5, 1.5, 8, dtype=np.float32), "low": np.float32(0).reshape(()),
+        "high": np.float32(6).reshape(()), "w2": (8, 8, 1, 1), "bias": (8,), "scale": (1, 8, 1, 1), "w3": (4, 8), "b3": (4,),
+    }  # fmt: skip
+    return save(path, nodes, {"x": (TensorProto.FLOAT, [1, 8, 10, 10])}, weights)
+
+
+def run_untuned(model, cpu, inputs):
+    """The imported model as TVM runs it, without any schedule."""
+    module = graph.fuse(model.module, cpu.tvm())
+    with cpu.tvm():
+        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
+    return machine["main"](*[tvm.runtime.tensor(a) for a in (*inputs, *model.weights.values())]).numpy()
+
+
+def test_an_imported_block_computes_what_onnx_runtime_computes(tmp_path, cpu):
+    path = block(tmp_path / "block.onnx")
+    x = np.random.default_rng(1).normal(size=(1, 8, 10, 10)).astype(np.float32)
+
+    found = run_untuned(onnx_import.load(path), cpu, [x])
+
+    [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_norms_scales_and_dropouts_leave_no_operator_behind(tmp_path, cpu):
+    subgraphs = workloads.extract(graph.fuse(onnx_import.load(block(tmp_path / "block.onnx")).module, cpu.tvm()))
+
+    convolutions = sorted(s.operators for s in subgraphs if "conv" in s.core_operator)
+
+    assert convolutions == [
+        ["conv2d_1x1", "add", "add", "max"],  # bias and residual; the scale is in the weights
+        ["pad_or_concat", "conv2d", "add", "max", "min"],  # the batch norm is the bias
+    ]
+    assert not {"sqrt", "rsqrt", "sub"} & {name for s in subgraphs for name in s.operators}
+
+
+def test_weights_become_parameters(tmp_path):
+    model = onnx_import.load(block(tmp_path / "block.onnx"))
+
+    assert int(model.module["main"].attrs["num_input"]) == 1
+    shapes = {weight.shape for weight in model.weights.values()}
+    assert {(3, 3, 8, 8), (1, 1, 8, 8)} <= shapes  # HWIO, transposed here and not at each inference
+
+
+@pytest.mark.parametrize("content", [b"not an onnx file at all", b"\x08\x08\x12\xff\xff\xff\xff"])
+def test_a_damaged_file_is_called_damaged(tmp_path, content):
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(content)
+
+    with pytest.raises(ModelError, match=r"bad\.onnx is damaged"):
+        onnx_import.load(path)
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    path = tmp_path / "empty.onnx"
+    path.touch()
+
+    with pytest.raises(ModelError, match="damaged or empty"):
+        onnx_import.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"nowhere\.onnx: there is no such file"):
+        onnx_import.load(tmp_path / "nowhere.onnx")
+
+
+def test_an_unsupported_operator_is_named(tmp_path):
+    node = helper.make_node("NoSuchOperator", ["x"], ["y"], domain="somebody")
+    path = save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, [1, 4])})
+
+    with pytest.raises(ModelError, match="operators that cannot be imported: NoSuchOperator"):
+        onnx_import.load(path)
+
+
+def test_a_dynamic_shape_is_named_with_its_input(tmp_path):
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, ["batch", 4])})
+
+    with pytest.raises(ModelError, match=r"input 'x' has the dynamic shape \(batch, 4\)"):
+        onnx_import.load(path)
+
+
+def test_missing_external_weights_are_told(tmp_path):
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    path = save(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (TensorProto.FLOAT, [1, 4])})
+    proto = onnx.load(path)
+    proto.graph.initializer.append(weight)
+    onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "weights.bin").unlink()
+
+    with pytest.raises(ModelError, match="is incomplete: .*weights.bin"):
+        onnx_import.load(path)
+
+
+def test_token_ids_keep_their_bound_through_a_gather(tmp_path, cpu):
+    node = helper.make_node("Gather", ["table", "ids"], ["y"])
+    path = save(tmp_path / "m.onnx", [node], {"ids": (TensorProto.INT64, [1, 6])}, {"table": (50, 8)})
+
+    module = graph.fuse(onnx_import.load(path).module, cpu.tvm())
+
+    assert list(graph.index_bounds(module).values()) == [50]

@@ -1,0 +1,158 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+import tvm
+from tvm import relax
+
+from lib import history, search, tables
+from lib.errors import VerificationError
+from lib.layout import CompiledFiles, ModelFiles
+from lib.numerics import random_values, relative_error
+from lib.schemas import RESULTS, SUBGRAPHS
+from stages import cluster, compile, extract, generate, measure, train
+from stages.compile import CompileConfig
+from tests.lib.test_onnx_import import block
+from tests.stages.conftest import ORIGIN, PLAN, SEARCH, TRAIN
+
+QUICK = CompileConfig(finalists=2, repeats=2, turns=2, timeout_s=60)
+
+
+@pytest.fixture(scope="module")
+def compiled(started, cpu, pool, tmp_path_factory):
+    out = CompiledFiles(tmp_path_factory.mktemp("compiled"))
+    compile.run(started.model, started.families, started.run.rounds(1), cpu, QUICK, pool, origin=ORIGIN, out=out)
+    return out
+
+
+def infer(files, *inputs):
+    """What the README tells a user to do."""
+    manifest = json.loads(files.manifest.read_text())
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(files.folder / manifest["library"])), tvm.cpu())
+    params = [tvm.runtime.tensor(array) for array in np.load(files.folder / manifest["params"]).values()]
+    return machine[manifest["entry"]](*[tvm.runtime.tensor(x) for x in inputs], *params).numpy()
+
+
+def test_every_subgraph_has_a_result_and_none_is_slower_than_untuned(started, compiled):
+    subgraphs = tables.read(started.model.subgraphs, SUBGRAPHS).to_pylist()
+
+    rows = tables.read(compiled.results, RESULTS).to_pylist()
+
+    assert [row["subgraph_id"] for row in rows] == [s["subgraph_id"] for s in subgraphs]
+    assert all(row["tuned_s"] <= row["untuned_s"] for row in rows)
+    for row in rows:
+        assert (row["candidate_id"] is None) == (row["max_error"] is None)
+        assert row["max_error"] is None or row["max_error"] <= QUICK.tolerance
+
+
+def test_the_manifest_says_what_was_verified_and_how_fast_it_is(compiled, cpu):
+    manifest = json.loads(compiled.manifest.read_text())
+
+    assert manifest["max_error"] <= QUICK.tolerance
+    assert manifest["threads"] == cpu.threads
+    assert manifest["model_inputs"] == [{"name": "x", "shape": [1, 32, 32, 3], "dtype": "float32", "bound": 0}]
+    assert [len(manifest["latencies_s"][name]) for name in ("tuned", "untuned")] == [QUICK.turns] * 2
+
+
+def test_no_work_files_are_left(compiled):
+    assert sorted(p.name for p in compiled.folder.iterdir()) == [
+        "manifest.json", "model.so", "params.npz", "results.parquet",
+    ]  # fmt: skip
+
+
+def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime(tmp_path, cpu, pool):
+    path = block(tmp_path / "block.onnx")
+    model = ModelFiles(tmp_path / "model")
+    families, run = model.families("single"), model.run("run")
+    extract.run(str(path), cpu, origin=ORIGIN, out=model)
+    cluster.run(model.subgraphs, "single", origin=ORIGIN, out=families)
+    first = run.round(0)
+    generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, origin=ORIGIN, out=first)
+    measure.run(model.subgraphs, pool, device_lock=tmp_path / "lock", origin=ORIGIN, out=first)
+    train.run(families, [first], TRAIN, seed=0, origin=ORIGIN, out=first)
+
+    compile.run(model, families, [first], cpu, QUICK, pool, origin=ORIGIN, out=run.compiled)
+
+    x = random_values((1, 8, 10, 10), "float32", 0, seed=5)
+    [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    assert relative_error(infer(run.compiled, x), expected) < 1e-3
+    assert any(row["candidate_id"] for row in tables.read(run.compiled.results, RESULTS).to_pylist())
+
+
+class Slow:
+    """A pool in which no candidate beats the untuned program."""
+
+    def compare(self, workload, traces, repeats, *, baseline):
+        return [[2.0] * repeats for _ in traces], [1.0, 1.0]
+
+
+class Wrong:
+    """A pool in which the fastest candidate computes something else."""
+
+    def __init__(self):
+        self.checked = []
+
+    def compare(self, workload, traces, repeats, *, baseline):
+        return [[0.1 * (n + 1)] * repeats for n in range(len(traces))], [1.0, 1.0]
+
+    def check(self, workload, trace, timeout_s):
+        self.checked.append(trace)
+        return 0.5 if len(self.checked) == 1 else 1e-7
+
+
+def first_choice(started, pool):
+    [subgraph] = tables.read(started.model.subgraphs, SUBGRAPHS).slice(0, 1).to_pylist()
+    return compile.choose(subgraph, "conv2d", history.load(started.run.rounds(1)), QUICK, pool)
+
+
+def test_a_subgraph_that_got_no_faster_ships_the_untuned_schedule(started):
+    choice = first_choice(started, Slow())
+
+    assert (choice.candidate_id, choice.trace) == (None, "")
+    assert choice.note == "none was faster than the untuned one"
+
+
+def test_a_candidate_with_wrong_results_is_passed_over(started):
+    choice = first_choice(started, Wrong())
+
+    assert choice.tuned_s == pytest.approx(0.2)
+    assert choice.note == "1 faster with wrong results"
+
+
+def test_a_model_that_computes_something_else_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
+    real = compile.deploy.build
+
+    def sabotage(module, traces, target, out, *, pack):
+        if pack:  # the tuned library gets another activation
+            module = tvm.ir.load_json(tvm.ir.save_json(module).replace("prim.Max", "prim.Min"))
+            traces = {}
+        real(module, traces, target, out, pack=pack)
+
+    monkeypatch.setattr(compile.deploy, "build", sabotage)
+    out = CompiledFiles(tmp_path / "compiled")
+
+    with pytest.raises(VerificationError, match="outputs differ from the untuned model's by .* Nothing was shipped"):
+        compile.run(
+            started.model, started.families, started.run.rounds(1), cpu, replace(QUICK, finalists=1), pool,
+            origin=ORIGIN, out=out,
+        )  # fmt: skip
+
+    assert not out.manifest.exists()
+    assert not out.library.exists()
+
+
+def test_the_baseline_is_the_untuned_program(started, pool):
+    seen = []
+
+    class Watched:
+        def compare(self, workload, traces, repeats, *, baseline):
+            seen.append(baseline)
+            return pool.compare(workload, traces, repeats, baseline=baseline)
+
+        check = staticmethod(pool.check)
+
+    first_choice(started, Watched())
+
+    assert seen == [search.EMPTY_TRACE]

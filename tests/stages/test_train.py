@@ -1,0 +1,106 @@
+import math
+
+import pytest
+
+from lib import history, tables
+from lib.cost_model import FamilyModel
+from lib.errors import ContractError
+from lib.schemas import FAMILIES, MEASUREMENTS, TRAINING
+from stages import measure, train
+from tests.stages.conftest import ORIGIN, TRAIN
+
+
+@pytest.fixture
+def measured(started, second_round, pool):
+    files = second_round.round(1)
+    measure.run(started.model.subgraphs, pool, device_lock=files.folder / "lock", origin=ORIGIN, out=files)
+    return second_round
+
+
+def rows_by_family(files):
+    return {row["family_id"]: row for row in tables.read(files.training, TRAINING).to_pylist()}
+
+
+def test_families_with_enough_programs_get_a_model_the_others_a_row(started):
+    rows = rows_by_family(started.run.round(0))
+
+    assert set(rows) == set(tables.read(started.families, FAMILIES)["family_id"].to_pylist())
+    assert {family for family, row in rows.items() if row["model"]} == {"conv2d"}
+    assert rows["conv2d"]["num_samples"] == 15
+    assert (started.run.folder / rows["conv2d"]["model"]).exists()
+
+
+def test_a_round_trains_its_own_family_and_keeps_the_models_of_the_others(started, measured):
+    train.run(started.families, measured.rounds(2), TRAIN, seed=0, origin=ORIGIN, out=measured.round(1))
+
+    first, second = rows_by_family(measured.round(0)), rows_by_family(measured.round(1))
+    touched = set(history.samples(measured.round(1)).families)
+    for family in first:
+        if family in touched:
+            assert second[family]["num_samples"] > first[family]["num_samples"]
+        else:
+            assert second[family]["model"] == first[family]["model"]
+
+
+def test_the_accuracy_is_that_of_the_scores_given_before_training(started, measured):
+    train.run(started.families, measured.rounds(2), TRAIN, seed=0, origin=ORIGIN, out=measured.round(1))
+
+    rows = rows_by_family(measured.round(1))
+
+    [family] = set(history.samples(measured.round(1)).families)
+    assert rows[family]["num_predicted"] == len(history.samples(measured.round(1)).features)
+    assert 0 <= rows[family]["pairwise_accuracy"] <= 1
+    assert all(row["num_predicted"] == 0 and row["pairwise_accuracy"] is None for f, row in rows.items() if f != family)
+
+
+def test_equal_tables_give_equal_models(started, measured):
+    train.run(started.families, measured.rounds(2), TRAIN, seed=0, origin=ORIGIN, out=measured.round(1))
+    first = rows_by_family(measured.round(1))
+
+    train.run(started.families, measured.rounds(2), TRAIN, seed=0, origin=ORIGIN, out=measured.round(1))
+
+    assert {f: r["model_digest"] for f, r in rows_by_family(measured.round(1)).items()} == {
+        f: r["model_digest"] for f, r in first.items()
+    }
+
+
+def test_training_data_is_what_the_tables_say(measured):
+    samples = history.samples(measured.round(1))
+
+    rows = tables.read(measured.round(1).measurements, MEASUREMENTS).to_pylist()
+
+    for row, latency in zip(rows, samples.latencies_s, strict=True):
+        assert math.isnan(latency) == (row["status"] != "ok")
+        if row["status"] == "ok":
+            assert min(row["latencies"]) <= latency <= max(row["latencies"])
+    assert all(matrix.shape[1] == 164 and len(matrix) for matrix in samples.features)
+
+
+def test_a_family_in_which_nothing_worked_gets_no_model(measured, started):
+    path = measured.round(1).measurements
+    rows = [{**row, "status": "crash", "latencies": []} for row in tables.read(path, MEASUREMENTS).to_pylist()]
+    tables.write(tables.pa.Table.from_pylist(rows, schema=MEASUREMENTS), path, MEASUREMENTS, ORIGIN)
+    samples = history.samples(measured.round(1))
+
+    data = train.gather([samples], samples.families[0], TRAIN)
+
+    assert train.fit(data, TRAIN, 0) is None
+
+
+def test_only_the_latest_programs_are_trained_on(measured):
+    config = type(TRAIN)(min_samples=2, max_samples=5)
+    samples = history.samples(measured.round(1))
+
+    data = train.gather([samples], samples.families[0], config)
+
+    assert len(data.features) == 5
+    assert data.latencies_s.tolist() == samples.latencies_s[-5:].tolist()
+
+
+def test_a_measurements_table_of_another_version_is_refused(started, measured):
+    path = measured.round(1).measurements
+    newer = MEASUREMENTS.with_metadata({**MEASUREMENTS.metadata, b"version": b"9"})
+    tables.write(tables.read(path, MEASUREMENTS), path, newer, ORIGIN)
+
+    with pytest.raises(ContractError, match="version: expected 1, found 9"):
+        train.run(started.families, measured.rounds(2), TRAIN, seed=0, origin=ORIGIN, out=measured.round(1))

@@ -1,0 +1,274 @@
+"""The whole, started as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from lib import tables
+from lib.layout import RunFiles
+from lib.schemas import CANDIDATES, MEASUREMENTS, TRAINING
+from tests.helpers import ROOT, environment, luigi, luigi_command
+
+TRIALS = ("--trials", "40")
+
+
+def run_files(tmp_path: Path, model: str = "tiny_cnn") -> RunFiles:
+    [folder] = (tmp_path / "artifacts").glob(f"*/{model}/runs/*")
+    return RunFiles(folder)
+
+
+def n_rounds(run: RunFiles) -> int:
+    return len(list((run.folder / "rounds").iterdir()))
+
+
+def snapshot(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A run of tiny_cnn to its end; the tests below go on with it, in their order."""
+    folder = tmp_path_factory.mktemp("tuned")
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", *TRIALS)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_one_command_ends_with_a_library_a_table_and_a_curve(tuned):
+    folder, done = tuned
+    run = run_files(folder)
+
+    assert "speed-up" in done.stdout
+    assert "fused_conv2d_add_relu" in done.stdout
+    assert run.curve.read_bytes().startswith(b"\x89PNG")
+    assert run.compiled.library.exists()
+    assert json.loads(run.compiled.manifest.read_text())["n_trials"] >= 40
+
+
+def test_nothing_is_written_to_the_terminal_but_the_report(tuned):
+    _, done = tuned
+
+    assert [line for line in done.stderr.splitlines() if "Warning" not in line] == []
+
+
+def test_the_same_command_again_does_nothing(tuned):
+    folder, _ = tuned
+    before = snapshot(folder / "artifacts")
+
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", *TRIALS)
+
+    assert done.returncode == 0
+    assert snapshot(folder / "artifacts") == before
+
+
+def test_a_larger_budget_continues_the_same_run(tuned):
+    folder, _ = tuned
+    run = run_files(folder)
+    rounds, before = n_rounds(run), snapshot(run.folder / "rounds")
+
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+
+    assert done.returncode == 0, done.stderr
+    assert n_rounds(run) > rounds
+    assert snapshot(run.folder / "rounds").items() >= before.items()
+    assert json.loads(run.compiled.manifest.read_text())["n_rounds"] == n_rounds(run)
+
+
+def test_a_deleted_library_is_compiled_again_and_nothing_else(tuned):
+    folder, _ = tuned
+    run = run_files(folder)
+    before = snapshot(run.folder / "rounds")
+    run.compiled.library.unlink()
+
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+
+    assert done.returncode == 0, done.stderr
+    assert run.compiled.library.exists()
+    assert snapshot(run.folder / "rounds") == before
+
+
+def test_a_deleted_model_is_trained_again_and_what_it_led_to_still_fits(tuned):
+    folder, _ = tuned
+    run = run_files(folder)
+    before = snapshot(run.folder / "rounds")
+    model = run.round(0).model("conv2d")
+    old = model.read_bytes()
+    model.unlink()
+
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+
+    changed = {name for name, date in snapshot(run.folder / "rounds").items() if before.get(name) != date}
+    assert done.returncode == 0, done.stderr
+    assert model.read_bytes() == old
+    assert changed == {"0000/models/conv2d.ubj", "0000/training.parquet"}
+
+
+def test_deleted_measurements_are_made_again_with_all_that_was_built_on_them(tuned):
+    folder, _ = tuned
+    run = run_files(folder)
+    before = tables.stamp(run.round(0).measurements, MEASUREMENTS).content
+    later = tables.stamp(run.round(1).candidates, CANDIDATES).inputs
+    run.round(0).measurements.unlink()
+
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+
+    assert done.returncode == 0, done.stderr
+    assert tables.stamp(run.round(0).measurements, MEASUREMENTS).content != before
+    assert tables.stamp(run.round(1).candidates, CANDIDATES).inputs != later
+
+
+def test_damaged_measurements_stop_the_run_and_are_left_as_they_are(tuned):
+    folder, _ = tuned
+    path = run_files(folder).round(0).measurements
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+
+    assert done.returncode == 30
+    assert "0000/measurements.parquet is damaged" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert path.read_bytes() == whole[:-100]
+    path.write_bytes(whole)
+
+
+def test_a_stage_alone_says_what_is_missing(tuned):
+    folder, _ = tuned
+
+    done = luigi(folder, "GenerateCandidates", "--model", "tiny_cnn", "--round", "30")
+
+    assert done.returncode == 20
+    assert "0029/training.parquet is missing" in done.stderr
+    assert "TrainFamilyModels --model tiny_cnn --round 29" in done.stderr
+
+
+def test_a_stage_alone_runs_when_its_inputs_are_there(tuned):
+    folder, _ = tuned
+    run = run_files(folder)
+    rounds = n_rounds(run)
+
+    done = luigi(folder, "GenerateCandidates", "--model", "tiny_cnn", "--round", str(rounds))
+
+    assert done.returncode == 0, done.stderr
+    assert run.round(rounds).candidates.exists()
+    assert not run.round(rounds).measurements.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--model", "resnet51"), "The zoo has: resnet18, resnet50"),
+        (("--model", "nowhere.onnx"), "there is no such file"),
+        (("--model", "tiny_cnn", "--target", "gpu"), "--target is neither `host` nor JSON"),
+        (("--model", "tiny_cnn", "--threads", "4096"), "--threads must be between 1 and"),
+        (("--model", "tiny_cnn", "--foresee", "7"), "--foresee is a share of a round"),
+        (("--model", "tiny_cnn", "--strategy", "best"), "round-robin"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_before_anything_is_written(tmp_path, options, told):
+    done = luigi(tmp_path, "TuneModel", *options)
+
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert not list((tmp_path / "artifacts").rglob("*.parquet"))
+
+
+def test_a_damaged_onnx_file_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+
+    done = luigi(tmp_path, "TuneModel", "--model", str(tmp_path / "bad.onnx"))
+
+    assert done.returncode == 30
+    assert "bad.onnx is damaged" in done.stderr
+    assert not list((tmp_path / "artifacts").rglob("*.parquet"))
+
+
+# Interruptions.
+
+
+def deterministic(tmp_path: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(ROOT / "tests" / "deterministic.py"), "TuneModel", "--model", "tiny_cnn", *TRIALS]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment(tmp_path), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def wait_for(condition, process, timeout_s=120):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def find(tmp_path: Path, pattern: str) -> list[Path]:
+    return list((tmp_path / "artifacts").glob(f"*/tiny_cnn/runs/*/{pattern}"))
+
+
+MOMENTS = {
+    "in the warm-up": lambda path: any(f.read_text().count("\n") >= 7 for f in find(path, "rounds/0000/*.jsonl")),
+    "in a search": lambda path: find(path, "rounds/0000/training.parquet"),
+    "in a round": lambda path: any(f.read_text().count("\n") >= 2 for f in find(path, "rounds/0001/*.jsonl")),
+    "in the compilation": lambda path: find(path, "compiled/tmp*"),
+}
+
+
+def test_a_run_killed_again_and_again_ends_like_one_that_was_not(tmp_path):
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "killed").mkdir()
+    assert deterministic(tmp_path / "calm").wait(timeout=300) == 0
+    measured_before: dict[str, float] = {}
+
+    for condition in MOMENTS.values():
+        process = deterministic(tmp_path / "killed")
+        wait_for(lambda condition=condition: condition(tmp_path / "killed"), process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert alive == []
+        for journal in find(tmp_path / "killed", "rounds/*/*.jsonl"):
+            rows = [json.loads(line) for line in journal.read_text().split("\n")[:-1]]
+            measured_before |= {row["candidate_id"]: row["measured_at"] for row in rows}
+    assert deterministic(tmp_path / "killed").wait(timeout=300) == 0
+
+    calm, killed = run_files(tmp_path / "calm"), run_files(tmp_path / "killed")
+    assert n_rounds(calm) == n_rounds(killed) > 1
+    measured_after: dict[str, float] = {}
+    for one, other in zip(calm.rounds(n_rounds(calm)), killed.rounds(n_rounds(calm)), strict=True):
+        assert pq.read_table(one.plan).equals(pq.read_table(other.plan))
+        assert pq.read_table(one.candidates).equals(pq.read_table(other.candidates))
+        columns = ["candidate_id", "subgraph_id", "status", "latencies"]
+        rows = [tables.read(files.measurements, MEASUREMENTS) for files in (one, other)]
+        assert rows[0].select(columns).equals(rows[1].select(columns))
+        measured_after |= dict(zip(*rows[1].select(["candidate_id", "measured_at"]).to_pydict().values(), strict=True))
+        models = [tables.read(files.training, TRAINING)["model_digest"] for files in (one, other)]
+        assert models[0].equals(models[1])
+    assert len(measured_before) >= 9
+    assert measured_after.items() >= measured_before.items()  # nothing was measured twice
+
+
+def test_ctrl_c_ends_the_run_with_a_word_and_without_survivors(tmp_path):
+    process = subprocess.Popen(
+        luigi_command("TuneModel", "--model", "tiny_cnn", *TRIALS), cwd=ROOT, env=environment(tmp_path), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    wait_for(lambda: any(f.stat().st_size for f in find(tmp_path, "rounds/0000/*.jsonl")), process)
+    children = psutil.Process(process.pid).children(recursive=True)
+
+    os.kill(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+
+    assert process.returncode not in (0, None)
+    assert "the same command continues" in stderr
+    assert "Traceback" not in stderr
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
