@@ -30,7 +30,7 @@ os.environ.setdefault("TVM_LOG_DEBUG", "DEFAULT=0")
 
 from lib import digests, history, host, planning, schemas, settings, tables
 from lib.cost_model import TrainConfig
-from lib.errors import TunerError
+from lib.errors import ContractError, TunerError
 from lib.families import ALGORITHMS
 from lib.layout import ModelFiles, RoundFiles, RunFiles
 from lib.planning import Member, PlanConfig
@@ -66,6 +66,19 @@ def make_pool(target: host.CpuTarget, config: MeasureConfig) -> LocalPool:
     pool = LocalPool(target, config)
     atexit.register(pool.close)
     return pool
+
+
+def model_name(model: str) -> str:
+    """Folder name of a model: files by name and content, so that another file of that name is another model."""
+    if not extract.is_file(model):
+        return model
+    state = Path(model).stat()
+    return f"{Path(model).stem}-{_digest_of(Path(model), state.st_mtime_ns, state.st_size)[:8]}"
+
+
+@lru_cache(maxsize=None)
+def _digest_of(path: Path, *_state: int) -> str:
+    return digests.of_file(path)
 
 
 class Model(luigi.Parameter):
@@ -126,11 +139,7 @@ class TunerTask(luigi.Task):
 
     @cached_property
     def model_files(self) -> ModelFiles:
-        name = self.model
-        if extract.is_file(self.model):
-            path = Path(self.model)
-            name = f"{path.stem}-{digests.of_file(path)[:8]}"
-        return ModelFiles(artifacts() / self.cpu.name / name)
+        return ModelFiles(artifacts() / self.cpu.name / model_name(self.model))
 
     @cached_property
     def run_files(self) -> RunFiles:
@@ -195,7 +204,7 @@ class ExtractSubgraphs(StageTask):
 
     @property
     def origin(self) -> Origin:
-        return Origin(digests.of_text(str(self.model_files.folder), self.cpu.text, host.versions()), SESSION)
+        return Origin(digests.of_text(self.model_files.folder.name, self.cpu.text, version("apache-tvm")), SESSION)
 
     def is_current(self) -> bool:
         return tables.is_current(self.model_files.subgraphs, schemas.SUBGRAPHS, self.origin.inputs)
@@ -305,8 +314,11 @@ class MeasureCandidates(RoundTask):
         return [(self.files.candidates, schemas.CANDIDATES)]
 
     def work(self) -> None:
-        plan = tables.read(self.files.plan, schemas.PLAN)["kind"].to_pylist()
-        doing = f"measuring ({plan[0]})"
+        plan = tables.read(self.files.plan, schemas.PLAN).to_pylist()
+        subgraphs = tables.read(self.model_files.subgraphs, schemas.SUBGRAPHS).select(["subgraph_id", "name"])
+        names = dict(zip(*subgraphs.to_pydict().values(), strict=True))
+        what = names[plan[0]["subgraph_id"]] if len(plan) == 1 else f"{len(plan)} subgraphs"
+        doing = f"measuring {what} ({plan[0]['kind']})"
 
         def watch(measurement: Any) -> None:
             progress.measured(measurement)
@@ -386,7 +398,13 @@ class CompileModel(StageTask):
         wanted = (files.manifest, files.library, files.params, files.results)
         if not self.n_rounds or not all(path.exists() for path in wanted):
             return False
-        return bool(json.loads(files.manifest.read_text())["inputs"] == self.origin.inputs)
+        try:
+            found = json.loads(files.manifest.read_text())
+        except json.JSONDecodeError as error:
+            raise ContractError(
+                f"{files.manifest} is damaged: expected JSON, found: {error}\nDelete it to have it made again."
+            ) from error
+        return bool(found.get("inputs") == self.origin.inputs)
 
     def work(self) -> None:
         compile.run(
@@ -443,16 +461,21 @@ class TuneModel(TunerTask):
     )
 
     _finished = 0  # rounds that this process has seen complete
+    _started = False
 
     def complete(self) -> bool:
         try:
             self._finished = self.finished_rounds()
-            return self.ended() != "" and self.clone(Report, rounds=self._finished).is_current()
+            done = self.ended() != "" and self.clone(Report, rounds=self._finished).is_current()
         except TunerError:
             return False  # `run` tells what is wrong
+        if done and not self._started:
+            print(f"Nothing is left to do; the report is {self.run_files.report}")
+        return done
 
     def run(self) -> Iterator[luigi.Task]:
         """Luigi starts this afresh after each task it asked for, so what stands before a yield is cheap."""
+        self._started = True
         yield self.clone(ClusterFamilies)
         self._finished = self.finished_rounds(self._finished)
         self.show_progress()
@@ -460,7 +483,7 @@ class TuneModel(TunerTask):
         if not reason:
             for stage in (GenerateCandidates, MeasureCandidates, TrainFamilyModels):
                 yield self.clone(stage, round=self._finished)
-        progress.note(f"tuning ended: {reason}")
+        tell(f"tuning ended: {reason}")
         yield self.clone(CompileModel, rounds=self._finished)
         yield self.clone(Report, rounds=self._finished)
 
@@ -511,8 +534,17 @@ class TuneModel(TunerTask):
         failures = sum((p.statuses for p in past.subgraphs.values()), Counter())
         del failures["ok"]
         progress.begin_round(self._finished, past.n_trials, self.seconds_spent(), self.latency_s(past), failures)
+        for member in self.members:
+            if reason := planning.dead(past.of(member.subgraph_id), self.plan_config):
+                tell(f"no more trials for subgraph {member.subgraph_id}: {reason}")
         if self.max_trials:
             self.set_progress_percentage(min(100, 100 * past.n_trials // self.max_trials))
+
+
+@lru_cache(maxsize=None)
+def tell(text: str) -> None:
+    """Print something for whoever watches, once."""
+    progress.note(text)
 
 
 def made_from(*sources: tuple[Path, Any]) -> str:

@@ -1,6 +1,7 @@
 """What a run has measured so far, folded round by round: all that planning and search look back on."""
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ def load(rounds: Sequence[RoundFiles]) -> History:
     if not rounds:
         return History()
     states = [_state(files) for files in rounds]
-    known, history = _folds.get(rounds[0].run, ([], History()))
+    known, history = _folds.pop(rounds[0].run, ([], History()))  # put back when the fold is whole again
     if states[: len(known)] != known:
         known, history = [], History()
     for files in rounds[len(known) :]:
@@ -164,12 +165,10 @@ def _samples(files: RoundFiles, _current: tuple[str, ...]) -> RoundSamples:
 
 def _matrices(column: pa.ChunkedArray) -> list[np.ndarray]:
     """A list-of-rows column as one matrix for each row of the table."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     rows = array.flatten().flatten().to_numpy(zero_copy_only=False).reshape(-1, N_FEATURES)
     offsets = np.concatenate([[0], np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False))]).astype(int)
-    return [rows[start:end] for start, end in zip(offsets, offsets[1:], strict=False)]
+    return [rows[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 def _state(files: RoundFiles) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The local CPU pool: warm worker processes, candidates compiled side by side and timed one at a time."""
 
+import contextlib
 import json
 import os
 import select
@@ -55,6 +56,10 @@ class Worker:
         """For `select`: readable when an answer, or the end, has come."""
         return self._socket.fileno()
 
+    def alive(self) -> bool:
+        """Whether it can be asked something."""
+        return self._process.poll() is None and self._socket.fileno() >= 0
+
     def wait_until_ready(self) -> None:
         """Block until the process has loaded TVM.
 
@@ -83,7 +88,7 @@ class Worker:
             ready, _, _ = select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 self.kill()
-                raise WorkerTimeout(f"killed after {timeout_s:g} s")
+                raise WorkerTimeout("killed for taking too long" + (f": {timeout_s:g} s" if timeout_s else ""))
             try:
                 data = self._socket.recv(1 << 16)
             except OSError:
@@ -103,10 +108,8 @@ class Worker:
     def kill(self) -> None:
         """End the process and all it started; safe to call twice."""
         if self._process.poll() is None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self._process.wait()
         self._socket.close()
 
@@ -151,42 +154,38 @@ class LocalPool:
     def compare(
         self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
     ) -> tuple[list[list[float]], list[float]]:
-        """Time programs of one workload in turn, A B C A B C ..., in one worker, a baseline before and after.
+        """Time programs of one workload in turn, A B C A B C ..., with a baseline before and after.
 
         Returns:
-            For each trace its `repeats` latencies in seconds, empty for one that failed; and the baseline's two.
+            For each trace its `repeats` latencies in seconds, and the baseline's two; empty for what failed or
+            took too long.
         """
-        turns = [[len(traces)], *[list(range(len(traces)))] * repeats, [len(traces)]]
-        try:
-            found = self._take_turns(workload, [*traces, baseline], [n for turn in turns for n in turn])
-        except (WorkerDied, WorkerTimeout):
-            if not traces:
-                return [], []
-            # One of them is to blame: each alone, so that it spoils no other.
-            alone = [self.compare(workload, [trace], repeats, baseline=baseline) for trace in traces[1:]]
-            if len(traces) == 1:
-                return [[]], self.compare(workload, [], repeats, baseline=baseline)[1]
-            first, measured = self.compare(workload, traces[:1], repeats, baseline=baseline)
-            return [*first, *(latencies for part, _ in alone for latencies in part)], measured
-        return found[:-1], found[-1]
+        before = self._in_turn(workload, [baseline], 1)[0]
+        latencies = self._in_turn(workload, traces, repeats)
+        after = self._in_turn(workload, [baseline], 1)[0] if before else []
+        return latencies, before + after
 
-    def _take_turns(self, workload: str, traces: Sequence[str], turns: Sequence[int]) -> list[list[float]]:
+    def _in_turn(self, workload: str, traces: Sequence[str], repeats: int) -> list[list[float]]:
         config, worker = self._config, self._healthy_workers()[0]
         latencies: list[list[float]] = [[] for _ in traces]
         numbers: dict[int, int] = {}
         worker.workload = ""
-        worker.ask(config.build_timeout_s, do="define", workload_id="compared", workload=workload)
-        for n, trace in enumerate(traces):
-            worker.ask(config.build_timeout_s, do="build", candidate_id=str(n), workload_id="compared", trace=trace)
-        for n in turns:
-            reply = worker.ask(
-                config.run_timeout_s, do="time", candidate_id=str(n), repeats=1, min_repeat_s=config.min_repeat_s,
-                slow_above_s=float("inf"), number=numbers.get(n, 0),
-            )  # fmt: skip
-            if "error" not in reply:
-                numbers[n] = reply["number"]
-                latencies[n] += reply["latencies"]
-        worker.ask(config.build_timeout_s, do="drop")
+        try:
+            worker.ask(config.build_timeout_s, do="define", workload_id="compared", workload=workload)
+            for n, trace in enumerate(traces):
+                worker.ask(config.build_timeout_s, do="build", candidate_id=str(n), workload_id="compared", trace=trace)
+            for n in list(range(len(traces))) * repeats:
+                reply = worker.ask(
+                    config.run_timeout_s, do="time", candidate_id=str(n), repeats=1, min_repeat_s=config.min_repeat_s,
+                    slow_above_s=float("inf"), number=numbers.get(n, 0),
+                )  # fmt: skip
+                if "error" not in reply:
+                    numbers[n] = reply["number"]
+                    latencies[n] += reply["latencies"]
+            worker.ask(config.build_timeout_s, do="drop")
+        except (WorkerDied, WorkerTimeout):
+            # One of them is to blame: each alone, so that it spoils no other.
+            return [self._in_turn(workload, [trace], repeats)[0] for trace in traces] if len(traces) > 1 else [[]]
         return latencies
 
     def check(self, workload: str, trace: str, timeout_s: float) -> float | None:
@@ -209,9 +208,9 @@ class LocalPool:
     def _healthy_workers(self) -> list[Worker]:
         """One worker for each thread of the target, started if need be."""
         for worker in self._workers:
-            if worker.builds >= self._config.recycle_after:
+            if worker.builds >= self._config.recycle_after or not worker.alive():
                 worker.kill()
-        self._workers = [worker for worker in self._workers if worker.fileno() >= 0]
+        self._workers = [worker for worker in self._workers if worker.alive()]
         fresh = [Worker(self._target) for _ in range(self._target.threads - len(self._workers))]
         for worker in fresh:
             try:
@@ -235,11 +234,16 @@ class LocalPool:
         busy: dict[Worker, tuple[Job, float]] = {}  # what it builds, and until when
         limit, ahead = self._config.build_timeout_s, self._config.builds_ahead
         while True:
-            for worker in built:
-                if worker not in busy and pending and len(busy) + sum(map(len, built.values())) < ahead:
-                    job = pending.popleft()
+            for worker in list(built):
+                if worker in busy or not pending or len(busy) + sum(map(len, built.values())) >= ahead:
+                    continue
+                job = pending.popleft()
+                try:
                     self._send_build(worker, job)
                     busy[worker] = (job, time.monotonic() + limit)
+                except (WorkerDied, WorkerTimeout) as error:
+                    failed.append(self._death(job, "compiling", error))
+                    pending.extendleft(other for other, _ in reversed(built.pop(worker)))
             if not busy:
                 return list(built.items()), failed
             first_deadline = min(deadline for _, deadline in busy.values())
@@ -247,14 +251,13 @@ class LocalPool:
             for worker in [w for w in busy if w in ready or busy[w][1] <= time.monotonic()]:
                 job, _ = busy.pop(worker)
                 try:
-                    reply = worker.receive(0.0 if worker not in ready else limit)
+                    reply = worker.receive(limit if worker in ready else 0)
                 except (WorkerDied, WorkerTimeout) as error:
-                    died = isinstance(error, WorkerDied)
-                    failed.append(self._failure(job, "crash" if died else "timeout", f"while compiling: {error}"))
+                    failed.append(self._death(job, "compiling", error))
                     pending.extendleft(other for other, _ in reversed(built.pop(worker)))
                     continue
                 if "error" in reply:
-                    failed.append(self._failure(job, "build_error", reply["error"]))
+                    failed.append(self._measurement(job, "build_error", [], reply["error"], 0.0, 0.0))
                 else:
                     built[worker].append((job, reply["build_s"]))
 
@@ -288,22 +291,25 @@ class LocalPool:
                 )  # fmt: skip
             except (WorkerDied, WorkerTimeout) as error:
                 pending.extendleft(other for other, _ in reversed(built))
-                run_s = time.monotonic() - start
-                self.clock["run"] += run_s
-                died = isinstance(error, WorkerDied)
-                yield self._failure(job, "crash" if died else "timeout", f"while running: {error}", build_s, run_s)
+                self.clock["run"] += time.monotonic() - start
+                yield self._death(job, "running", error, build_s, time.monotonic() - start)
                 return
             self.clock["run"] += time.monotonic() - start
             if "error" in reply:
-                yield self._failure(job, "run_error", reply["error"], build_s, time.monotonic() - start)
+                yield self._measurement(job, "run_error", [], reply["error"], build_s, time.monotonic() - start)
                 continue
             latencies = reply["latencies"]
             best[job.subgraph_id] = min(best.get(job.subgraph_id, float("inf")), *latencies)
             yield self._measurement(job, "ok", latencies, None, build_s, reply["run_s"])
-        worker.ask(config.build_timeout_s, do="drop")
+        with contextlib.suppress(WorkerDied, WorkerTimeout):  # then nothing is left to drop
+            worker.ask(config.build_timeout_s, do="drop")
 
-    def _failure(self, job: Job, status: str, error: str, build_s: float = 0.0, run_s: float = 0.0) -> Measurement:
-        return self._measurement(job, status, [], error, build_s, run_s)
+    def _death(
+        self, job: Job, doing: str, error: Exception, build_s: float = 0.0, run_s: float = 0.0
+    ) -> Measurement:
+        """A candidate that cost its worker."""
+        status = "crash" if isinstance(error, WorkerDied) else "timeout"
+        return self._measurement(job, status, [], f"while {doing}: {error}", build_s, run_s)
 
     def _measurement(
         self, job: Job, status: str, latencies: list[float], error: str | None, build_s: float, run_s: float

@@ -56,8 +56,9 @@ def run(
                     watch(measurement)
     for kind, seconds in runner.clock.items():
         clock.add(kind, seconds)
-    _set_aside(out)
     order = {job.candidate_id: n for n, job in enumerate(jobs)}
+    if not done.keys() <= order.keys():
+        _set_aside(out)
     rows = sorted((m for m in done.values() if m.candidate_id in order), key=lambda m: order[m.candidate_id])
     table = pa.Table.from_pylist([asdict(row) for row in rows], schema=MEASUREMENTS)
     tables.write(table, out.measurements, MEASUREMENTS, origin, clock=clock.read())

@@ -145,7 +145,8 @@ def time_table(records: Sequence[Record]) -> str:
     total = seconds["total"] or 1.0
     rows = [("time", "s", "share")]
     rows += [(kind, f"{value:,.1f}", f"{100 * value / total:.1f} %") for kind, value in seconds.items()]
-    return _align(rows)
+    own = sum(seconds[kind] for kind in ("extract", "worker start", "rest"))
+    return _align(rows) + f"\nthe pipeline's own (extract, worker start, rest): {100 * own / total:.1f} %"
 
 
 def clocks(model: ModelFiles, families: Path, past: Sequence[RoundFiles], manifest: Mapping[str, Any]) -> list[Record]:

@@ -66,6 +66,7 @@ def test_the_same_command_again_does_nothing(tuned):
     done = luigi(folder, "TuneModel", "--model", "tiny_cnn", *TRIALS)
 
     assert done.returncode == 0
+    assert done.stdout.startswith("Nothing is left to do; the report is ")
     assert snapshot(folder / "artifacts") == before
 
 

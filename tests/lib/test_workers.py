@@ -1,6 +1,5 @@
 import os
 import signal
-import time
 
 import psutil
 import pytest
@@ -35,7 +34,7 @@ def test_a_good_candidate_has_latencies_and_times(pool, cpu):
     ("workload", "status", "told"),
     [
         (SEGFAULTS, "crash", "while running: worker ended with signal SIGSEGV"),
-        (LOOPS_FOR_EVER, "timeout", "while running: killed after 2 s"),
+        (LOOPS_FOR_EVER, "timeout", "while running: killed for taking too long: 2 s"),
         (DOES_NOT_COMPILE, "build_error", "a_function_that_nobody_wrote"),
     ],
 )
@@ -111,6 +110,26 @@ def test_a_right_program_checks_against_the_untuned_one(pool, cpu):
     assert pool.check(job("", matmul()).workload, proposal.trace, timeout_s=10) < 1e-5
 
 
+def test_a_baseline_that_takes_too_long_costs_the_others_nothing(pool, cpu):
+    [proposal] = search.sample(matmul(), cpu.tvm(), 1, known=set(), seed=0)
+    workload = job("", LOOPS_FOR_EVER).workload
+
+    found, base = pool.compare(workload, [], 2, baseline=search.EMPTY_TRACE)
+
+    assert (found, base) == ([], [])
+    assert len(pool.compare(job("", matmul()).workload, [proposal.trace], 2, baseline=search.EMPTY_TRACE)[0][0]) == 2
+
+
+def test_one_program_that_fails_spoils_no_other(pool, cpu):
+    [proposal] = search.sample(matmul(), cpu.tvm(), 1, known=set(), seed=0)
+    workload = job("", matmul()).workload
+
+    found, base = pool.compare(workload, [proposal.trace, '[["nonsense"]]'], 2, baseline=search.EMPTY_TRACE)
+
+    assert [len(latencies) for latencies in found] == [2, 0]
+    assert len(base) == 2
+
+
 def test_a_check_that_crashes_says_nothing(pool):
     assert pool.check(job("", SEGFAULTS).workload, search.EMPTY_TRACE, timeout_s=10) is None
 
@@ -134,7 +153,6 @@ def test_a_worker_ends_soon_after_its_socket_closes(cpu):
     worker._socket.close()
 
     assert process.wait(timeout=5) == 0
-    time.sleep(0)
 
 
 def test_workers_that_do_not_start_stop_the_run_with_a_message(cpu, monkeypatch):

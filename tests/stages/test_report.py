@@ -51,7 +51,7 @@ def test_the_times_add_up(reported, started):
     )
     lines = (folder / "report.txt").read_text().splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("time "))
-    shares = [line.split() for line in lines[start + 2 : lines.index("", start)]]
+    shares = [line.split() for line in lines[start + 2 : lines.index("", start) - 1]]
     seconds = {" ".join(words[:-3]): float(words[-3].replace(",", "")) for words in shares}
 
     total = seconds.pop("total")
