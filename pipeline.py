@@ -19,6 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def model_name(model: str) -> str:
     return f"{Path(model).stem}-{_digest_of(Path(model), state.st_mtime_ns, state.st_size)[:8]}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _digest_of(path: Path, *_state: int) -> str:
     return digests.of_file(path)
 
@@ -541,7 +542,7 @@ class TuneModel(TunerTask):
             self.set_progress_percentage(min(100, 100 * past.n_trials // self.max_trials))
 
 
-@lru_cache(maxsize=None)
+@cache
 def tell(text: str) -> None:
     """Print something for whoever watches, once."""
     progress.note(text)

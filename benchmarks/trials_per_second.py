@@ -91,8 +91,8 @@ def ours(subgraph: Subgraph, trials: int, folder: Path) -> tuple[int, float]:
             number += 1
     finally:
         pool.close()
-    past = history.load(run.rounds(number))
-    return past.n_trials, past.of(subgraph.subgraph_id).best_s
+    done = history.load(run.rounds(number))
+    return done.n_trials, done.of(subgraph.subgraph_id).best_s
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def lift_constants(module: tvm.IRModule) -> Model:
 
 
 @mutator
-class _Lifter(PyExprMutator):  # type: ignore[misc]
+class _Lifter(PyExprMutator):
     def __init__(self) -> None:
         super().__init__()
         self.params: list[relax.Var] = []

@@ -149,7 +149,7 @@ def apply(workload: tvm.IRModule, trace: str) -> Schedule:
 
 
 @derived_object
-class _Guide(ms.cost_model.PyCostModel):  # type: ignore[misc]
+class _Guide(ms.cost_model.PyCostModel):
     """Scores for TVM's search; remembers what it saw, so that no program's features are computed twice."""
 
     def __init__(self, model: Scorer) -> None:

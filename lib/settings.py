@@ -24,7 +24,7 @@ def configured(kind: type[Config], section: str, values: Mapping[str, str], **op
         ConfigError: A key is unknown, or a value is not of its field's type.
     """
     assert is_dataclass(kind)
-    types = {field.name: type(field.default) for field in fields(kind) if field.name not in options}
+    types: dict[str, Any] = {f.name: type(f.default) for f in fields(kind) if f.name not in options}
     unknown = sorted(set(values) - set(types))
     if unknown:
         raise ConfigError(f"[{section}] has unknown keys: {', '.join(unknown)}. It may have: {', '.join(types)}.")

@@ -5,7 +5,7 @@ computed with NumPy (TVM's FoldConstant compiles a function for each); ONNX's `S
 operators again; dropouts go.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
@@ -13,8 +13,6 @@ from tvm import relax
 from tvm.relax import transform
 from tvm.relax.analysis import udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
-
-Values = list[np.ndarray]
 
 _ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
     "relax.add": np.add,
@@ -66,7 +64,7 @@ def _calls(expr: relax.Expr | None, *names: str) -> bool:
 
 
 @mutator
-class _Simplifier(PyExprMutator):  # type: ignore[misc]
+class _Simplifier(PyExprMutator):
     """One pass in dataflow order: each call is rewritten after its arguments were."""
 
     def __init__(self, module: tvm.IRModule, uses: dict[relax.Var, int]) -> None:
@@ -87,6 +85,12 @@ class _Simplifier(PyExprMutator):  # type: ignore[misc]
         if isinstance(expr, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):
             return np.asarray(expr.value, dtype=str(expr.ty))
         return None
+
+    def _values(self, exprs: Sequence[relax.Expr]) -> list[np.ndarray] | None:
+        """The values of all of them, or None."""
+        values = [self._value(expr) for expr in exprs]
+        known = [value for value in values if value is not None]
+        return known if len(known) == len(values) else None
 
     def _read_once(self, expr: relax.Expr) -> bool:
         return isinstance(expr, relax.Var) and self.uses.get(expr, 1) == 1
@@ -122,8 +126,8 @@ class _Simplifier(PyExprMutator):  # type: ignore[misc]
         return call
 
     def _fold_batch_norm(self, norm: relax.Call) -> relax.Expr | None:
-        values = [self._value(arg) for arg in norm.args[1:]]
-        if any(value is None for value in values):
+        values = self._values(norm.args[1:])
+        if values is None:
             return None
         gamma, beta, mean, variance = values
         scale = (gamma if norm.attrs.scale else 1) / np.sqrt(variance + float(norm.attrs.epsilon))
@@ -135,12 +139,14 @@ class _Simplifier(PyExprMutator):  # type: ignore[misc]
 
     def _fold_elementwise(self, call: relax.Call) -> relax.Expr:
         name = call.op.name
-        values = [self._value(arg) for arg in call.args]
-        if all(value is not None for value in values):
+        values = self._values(call.args)
+        if values is not None:
             return _constant(_ELEMENTWISE[name](*values))
-        if name not in ("relax.add", "relax.multiply") or all(value is None for value in values):
+        if name not in ("relax.add", "relax.multiply"):
             return call
-        variable, constant = (call.args[0], values[1]) if values[1] is not None else (call.args[1], values[0])
+        variable, constant = call.args[0], self._value(call.args[1])
+        if constant is None:
+            variable, constant = call.args[1], self._value(call.args[0])
         rank = len(_shape(variable))
         if constant is None or constant.dtype != np.float32 or constant.ndim == 0 or rank != 4:
             return call
@@ -186,8 +192,9 @@ class _Simplifier(PyExprMutator):  # type: ignore[misc]
         made_by = self._definition(x)
         if self._read_once(x):
             if self._is_plain_conv(made_by) and factor.size == factor.shape[1]:
-                weight = self._value(made_by.args[1]) * factor.reshape(-1, 1, 1, 1)
-                args = [made_by.args[0], _constant(weight)]
+                weight = self._value(made_by.args[1])
+                assert weight is not None  # of a plain convolution
+                args = [made_by.args[0], _constant(weight * factor.reshape(-1, 1, 1, 1))]
                 return self.builder_.emit(relax.Call(made_by.op, args, made_by.attrs, made_by.ty_args))
             if _calls(made_by, "relax.add", "relax.multiply"):
                 constant = self._value(made_by.args[1])

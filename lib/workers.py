@@ -105,13 +105,25 @@ class Worker:
         self.send(request)
         return self.receive(timeout_s)
 
+    def pause(self) -> None:
+        """Stop the process until `resume`: TVM's idle threads would go on spinning for some 0.3 s."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """End the process and all it started; safe to call twice."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
         self._socket.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all it started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def _obituary(self) -> str:
         code = self._process.wait()
@@ -149,7 +161,8 @@ class LocalPool:
                     built, failed = self._build_phase(workers, pending)
                 yield from failed
                 for worker, done in built:
-                    yield from self._time_phase(worker, done, best, pending)
+                    with _alone(worker, self._workers):
+                        yield from self._time_phase(worker, done, best, pending)
 
     def compare(
         self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
@@ -166,26 +179,32 @@ class LocalPool:
         return latencies, before + after
 
     def _in_turn(self, workload: str, traces: Sequence[str], repeats: int) -> list[list[float]]:
-        config, worker = self._config, self._healthy_workers()[0]
+        worker = self._healthy_workers()[0]
+        with _alone(worker, self._workers):
+            try:
+                return self._in_turn_on(worker, workload, traces, repeats)
+            except (WorkerDied, WorkerTimeout):
+                pass
+        # One of them is to blame: each alone, so that it spoils no other.
+        return [self._in_turn(workload, [trace], repeats)[0] for trace in traces] if len(traces) > 1 else [[]]
+
+    def _in_turn_on(self, worker: Worker, workload: str, traces: Sequence[str], repeats: int) -> list[list[float]]:
+        config = self._config
         latencies: list[list[float]] = [[] for _ in traces]
         numbers: dict[int, int] = {}
         worker.workload = ""
-        try:
-            worker.ask(config.build_timeout_s, do="define", workload_id="compared", workload=workload)
-            for n, trace in enumerate(traces):
-                worker.ask(config.build_timeout_s, do="build", candidate_id=str(n), workload_id="compared", trace=trace)
-            for n in list(range(len(traces))) * repeats:
-                reply = worker.ask(
-                    config.run_timeout_s, do="time", candidate_id=str(n), repeats=1, min_repeat_s=config.min_repeat_s,
-                    slow_above_s=float("inf"), number=numbers.get(n, 0),
-                )  # fmt: skip
-                if "error" not in reply:
-                    numbers[n] = reply["number"]
-                    latencies[n] += reply["latencies"]
-            worker.ask(config.build_timeout_s, do="drop")
-        except (WorkerDied, WorkerTimeout):
-            # One of them is to blame: each alone, so that it spoils no other.
-            return [self._in_turn(workload, [trace], repeats)[0] for trace in traces] if len(traces) > 1 else [[]]
+        worker.ask(config.build_timeout_s, do="define", workload_id="compared", workload=workload)
+        for n, trace in enumerate(traces):
+            worker.ask(config.build_timeout_s, do="build", candidate_id=str(n), workload_id="compared", trace=trace)
+        for n in list(range(len(traces))) * repeats:
+            reply = worker.ask(
+                config.run_timeout_s, do="time", candidate_id=str(n), repeats=1, min_repeat_s=config.min_repeat_s,
+                slow_above_s=float("inf"), number=numbers.get(n, 0),
+            )  # fmt: skip
+            if "error" not in reply:
+                numbers[n] = reply["number"]
+                latencies[n] += reply["latencies"]
+        worker.ask(config.build_timeout_s, do="drop")
         return latencies
 
     def check(self, workload: str, trace: str, timeout_s: float) -> float | None:
@@ -304,9 +323,7 @@ class LocalPool:
         with contextlib.suppress(WorkerDied, WorkerTimeout):  # then nothing is left to drop
             worker.ask(config.build_timeout_s, do="drop")
 
-    def _death(
-        self, job: Job, doing: str, error: Exception, build_s: float = 0.0, run_s: float = 0.0
-    ) -> Measurement:
+    def _death(self, job: Job, doing: str, error: Exception, build_s: float = 0.0, run_s: float = 0.0) -> Measurement:
         """A candidate that cost its worker."""
         status = "crash" if isinstance(error, WorkerDied) else "timeout"
         return self._measurement(job, status, [], f"while {doing}: {error}", build_s, run_s)
@@ -318,6 +335,19 @@ class LocalPool:
             job.candidate_id, job.subgraph_id, status, latencies, error, build_s, run_s, time.time(),
             host.hostname(), host.cpu_name(), self._target.threads, host.versions(),
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _alone(worker: Worker, workers: Sequence[Worker]) -> Iterator[None]:
+    """Let one worker run while the others stand still."""
+    others = [other for other in workers if other is not worker]
+    for other in others:
+        other.pause()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.resume()
 
 
 class _Stopwatch:

@@ -24,6 +24,8 @@ from lib.workers import LocalPool, Worker
 
 Say = Callable[[str], None]
 
+_TURN_S = 0.5  # for which a whole model is timed before the other one has its turn
+
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
@@ -220,13 +222,11 @@ def verify(
 
 
 def _time_in_turn(ask: Callable[..., dict[str, Any]], turns: int) -> dict[str, list[float]]:
-    """A B A B ...; each turn takes at least 0.2 s, or one inference."""
-    first = {name: ask(do="time_library", name=name, number=1)["latency_s"] for name in ("tuned", "untuned")}
-    numbers = {name: max(1, round(0.2 / latency_s)) for name, latency_s in first.items()}
-    latencies: dict[str, list[float]] = {name: [] for name in first}
+    """A B A B ...: the latency of each turn, in seconds."""
+    latencies: dict[str, list[float]] = {"tuned": [], "untuned": []}
     for _ in range(turns):
         for name, found in latencies.items():
-            found.append(ask(do="time_library", name=name, number=numbers[name])["latency_s"])
+            found.append(ask(do="time_library", name=name, seconds=_TURN_S)["latency_s"])
     return latencies
 
 

@@ -35,7 +35,7 @@ def run(model: str, target: CpuTarget, *, origin: Origin, out: ModelFiles) -> Pa
     partial.write_text(tvm.ir.save_json(module))
     tables.commit(partial, out.module)
     partial = tables.partial_name(out.weights)
-    np.savez(partial, **loaded.weights)
+    np.savez(partial, **dict(loaded.weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
     tables.commit(partial, out.weights)
     table = pa.Table.from_pylist([asdict(subgraph) for subgraph in subgraphs], schema=SUBGRAPHS)
     return tables.write(table, out.subgraphs, SUBGRAPHS, origin, clock=clock.read(), files=[out.module, out.weights])

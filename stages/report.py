@@ -50,7 +50,8 @@ def run(
     records = clocks(model, families, past, manifest)
     text = "\n\n".join(
         [
-            f"{title}\n{len(past)} rounds, {so_far.n_trials} trials; {manifest['device']}, {manifest['threads']} threads",
+            f"{title}\n{len(past)} rounds, {so_far.n_trials} trials; "
+            f"{manifest['device']}, {manifest['threads']} threads",
             subgraph_table(subgraphs, results, so_far),
             model_lines(manifest, so_far),
             accuracy_table(past),
@@ -122,7 +123,7 @@ def model_lines(manifest: Mapping[str, Any], so_far: History) -> str:
 
 def accuracy_table(past: Sequence[RoundFiles]) -> str:
     """How well each family's model foretold the candidates of a round before it was trained on them."""
-    rows = [("cost model of", "samples", "foretold", "pairs right", "rank corr.", "top recall")]
+    rows: list[tuple[str, ...]] = [("cost model of", "samples", "foretold", "pairs right", "rank corr.", "top recall")]
     columns = [f.name for f in TRAINING if f.name not in ("model", "model_digest")]
     found: dict[str, list[dict[str, Any]]] = {}
     for files in past:

@@ -6,7 +6,7 @@ So two runs of one command can be compared row by row, whatever interrupted them
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from luigi.cmdline import luigi_run
@@ -23,7 +23,7 @@ class Deterministic(LocalPool):
             yield replace(measurement, latencies=[told]) if measurement.status == "ok" else measurement
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_pool(target: Any, config: Any) -> LocalPool:
     pool = Deterministic(target, config)
     pipeline.atexit.register(pool.close)

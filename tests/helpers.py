@@ -81,7 +81,9 @@ def job(name: str, workload: tvm.IRModule, trace: str = EMPTY_TRACE) -> Job:
     return Job(name, workloads.workload_id(workload), tvm.ir.save_json(workload), trace)
 
 
-def run_on(workload: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
+def run_on(
+    workload: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[np.ndarray], out: np.ndarray
+) -> np.ndarray:
     """Compile a workload or a scheduled module and run it in this process."""
     arguments = [tvm.runtime.tensor(array) for array in (*inputs, out)]
     tvm.tirx.build(workload, target)["main"](*arguments)
@@ -96,7 +98,12 @@ def luigi_command(*arguments: str) -> list[str]:
 def luigi(tmp_path: Path, *arguments: str, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
     """Type a luigi command in the repository's root, with quick settings and artifacts below `tmp_path`."""
     return subprocess.run(
-        luigi_command(*arguments), cwd=ROOT, env=environment(tmp_path), text=True, capture_output=True, timeout=timeout_s
+        luigi_command(*arguments),
+        cwd=ROOT,
+        env=environment(tmp_path),
+        text=True,
+        capture_output=True,
+        timeout=timeout_s,
     )
 
 

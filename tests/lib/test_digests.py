@@ -10,7 +10,9 @@ def test_the_order_of_keys_does_not_matter():
 
 
 def test_digests_are_the_same_on_every_machine():
-    assert digests.of_text("conv2d") == "c5d9ec344ac36ca5"  # sha256 of the length in 8 bytes and the text, computed apart
+    assert (
+        digests.of_text("conv2d") == "c5d9ec344ac36ca5"
+    )  # sha256 of the length in 8 bytes and the text, computed apart
 
 
 def test_a_file_has_the_digest_of_its_bytes(tmp_path):

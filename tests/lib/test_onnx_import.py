@@ -46,7 +46,8 @@ def block(path):
     weights = {
         "w1": (8, 8, 3, 3), "gamma": np.linspace(0.5, 1.5, 8, dtype=np.float32), "beta": (8,), "mean": (8,),
         "var": np.linspace(0.5, 1.5, 8, dtype=np.float32), "low": np.float32(0).reshape(()),
-        "high": np.float32(6).reshape(()), "w2": (8, 8, 1, 1), "bias": (8,), "scale": (1, 8, 1, 1), "w3": (4, 8), "b3": (4,),
+        "high": np.float32(6).reshape(()), "w2": (8, 8, 1, 1),
+        "bias": (8,), "scale": (1, 8, 1, 1), "w3": (4, 8), "b3": (4,),
     }  # fmt: skip
     return save(path, nodes, {"x": (TensorProto.FLOAT, [1, 8, 10, 10])}, weights)
 
@@ -129,13 +130,15 @@ def test_a_dynamic_shape_is_named_with_its_input(tmp_path):
 
 def test_missing_external_weights_are_told(tmp_path):
     weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
-    path = save(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (TensorProto.FLOAT, [1, 4])})
+    path = save(
+        tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (TensorProto.FLOAT, [1, 4])}
+    )
     proto = onnx.load(path)
     proto.graph.initializer.append(weight)
     onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink()
 
-    with pytest.raises(ModelError, match="is incomplete: .*weights.bin"):
+    with pytest.raises(ModelError, match=r"is incomplete: .*weights.bin"):
         onnx_import.load(path)
 
 

@@ -71,7 +71,9 @@ def test_a_space_that_is_exhausted_gives_fewer(cpu):
 
 
 def test_a_trace_replayed_from_json_gives_the_same_program(cpu, sampled):
-    assert [workloads.program_hash(search.apply(matmul(), p.trace).mod) for p in sampled] == [p.program for p in sampled]
+    assert [workloads.program_hash(search.apply(matmul(), p.trace).mod) for p in sampled] == [
+        p.program for p in sampled
+    ]
 
 
 def test_every_sampled_program_computes_the_product(cpu, sampled):

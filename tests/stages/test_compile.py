@@ -133,7 +133,7 @@ def test_a_model_that_computes_something_else_is_not_shipped(started, cpu, pool,
     monkeypatch.setattr(compile.deploy, "build", sabotage)
     out = CompiledFiles(tmp_path / "compiled")
 
-    with pytest.raises(VerificationError, match="outputs differ from the untuned model's by .* Nothing was shipped"):
+    with pytest.raises(VerificationError, match=r"outputs differ from the untuned model's by .* Nothing was shipped"):
         compile.run(
             started.model, started.families, started.run.rounds(1), cpu, replace(QUICK, finalists=1), pool,
             origin=ORIGIN, out=out,

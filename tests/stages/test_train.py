@@ -3,7 +3,6 @@ import math
 import pytest
 
 from lib import history, tables
-from lib.cost_model import FamilyModel
 from lib.errors import ContractError
 from lib.schemas import FAMILIES, MEASUREMENTS, TRAINING
 from stages import measure, train
