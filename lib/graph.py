@@ -101,7 +101,8 @@ def inputs(module: tvm.IRModule) -> list[relax.Var]:
 def index_bounds(module: tvm.IRModule) -> dict[str, int]:
     """For each input of `main` that indexes a table (token ids): the smallest extent it indexes.
 
-    Follows an input through reshapes into the functions that read it; `module` must be fused.
+    Follows an input into the functions that read it, through reshapes and through element-wise functions that
+    give integers again (ONNX counts negative ids from the end); `module` must be fused.
     """
     names = {param: str(param.name) for param in inputs(module)}
     bounds: dict[str, int] = {}
@@ -115,8 +116,14 @@ def index_bounds(module: tvm.IRModule) -> dict[str, int]:
             for position, argument in enumerate(call.args[1].fields):
                 if argument not in names:
                     continue
-                if relax.analysis.has_reshape_pattern(function):
-                    names[binding.var] = names[argument]
-                elif position in used:
+                if position in used:
                     bounds[names[argument]] = min(used[position], bounds.get(names[argument], used[position]))
+                elif relax.analysis.has_reshape_pattern(function) or _same_integers(argument, binding.var):
+                    names[binding.var] = names[argument]
     return bounds
+
+
+def _same_integers(a: relax.Var, b: relax.Var) -> bool:
+    """Whether both are integer tensors of one shape."""
+    types = [(str(var.ty.dtype), [str(extent) for extent in var.ty.shape.values]) for var in (a, b)]
+    return types[0] == types[1] and types[0][0].startswith("int")

@@ -58,7 +58,17 @@ def cpu_target(text: str = "host", threads: int = 0) -> CpuTarget:
     parts = _host_target() if text == "host" else _parse(text)
     parts["num-cores"] = threads or cores
     target = Target(parts)
-    return CpuTarget(str(target), threads or cores, int(codegen.llvm_get_vector_width(target)))
+    return CpuTarget(str(target), threads or cores, _vector_bits(target))
+
+
+def _vector_bits(target: Target) -> int:
+    """Width of the vectors that LLVM may use; TVM's `llvm_get_vector_width` does not look at mattr."""
+    features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    widest = int(codegen.llvm_get_vector_width(target))
+    for name, bits in (("avx512f", 512), ("avx", 256)):
+        if name in features:
+            return min(bits, widest)
+    return min(128, widest)
 
 
 def physical_cores() -> int:

@@ -27,6 +27,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     found, expected = found.astype(np.float64), expected.astype(np.float64)
     if not np.array_equal(np.isfinite(found), np.isfinite(expected)):
         return math.inf
-    difference = np.nan_to_num(np.abs(found - expected), nan=0.0, posinf=0.0)
+    with np.errstate(invalid="ignore"):  # inf - inf, where both sides are
+        difference = np.nan_to_num(np.abs(found - expected), nan=0.0, posinf=0.0)
     largest = np.nan_to_num(np.abs(expected), nan=0.0, posinf=0.0).max(initial=0.0)
     return float(difference.max(initial=0.0) / (largest or 1.0))

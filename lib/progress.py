@@ -50,10 +50,10 @@ class Progress:
         self.doing = doing
         line = self.line()
         if self.stream.isatty():
-            line = line[: shutil.get_terminal_size().columns - 1]
-            self.stream.write("\r" + line.ljust(self._width))
+            shown = line[: shutil.get_terminal_size().columns - 1]
+            self.stream.write("\r" + shown.ljust(self._width))
             self.stream.flush()
-            self._width = len(line)
+            self._width = len(shown)
         return line
 
     def note(self, text: str) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ _START_TIMEOUT_S = 120.0
 
 class WorkerDied(Exception):
     """The worker process ended before it answered; the text says how."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code  # exit code; -9 for SIGKILL
 
 
 class WorkerTimeout(Exception):
@@ -74,7 +78,7 @@ class Worker:
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
         except OSError:
-            raise WorkerDied(self._obituary()) from None
+            raise self._obituary() from None
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the answer.
@@ -94,7 +98,7 @@ class Worker:
             except OSError:
                 data = b""
             if not data:
-                raise WorkerDied(self._obituary())
+                raise self._obituary()
             self._buffer += data
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
@@ -118,6 +122,7 @@ class Worker:
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._socket.close()
+        self._output.close()
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and all it started."""
@@ -125,13 +130,13 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    def _obituary(self) -> str:
+    def _obituary(self) -> WorkerDied:
         code = self._process.wait()
-        self._socket.close()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._output.seek(0)
         said = self._output.read().decode(errors="replace").strip().splitlines()
-        return f"worker ended with {how}" + (f": {said[-1][:300]}" if said else "")
+        self.kill()
+        return WorkerDied(f"worker ended with {how}" + (f": {said[-1][:300]}" if said else ""), code)
 
 
 class LocalPool:
@@ -144,11 +149,13 @@ class LocalPool:
     def __init__(self, target: host.CpuTarget, config: MeasureConfig) -> None:
         self._target, self._config = target, config
         self._workers: list[Worker] = []
+        self._spared: Counter[str] = Counter()  # how often a candidate's worker was killed from outside
         self.clock: dict[str, float] = {}
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Measurement]:
         """See `Runner.run`. One candidate that crashes or hangs costs its worker; the others are built again."""
         self.clock = {"start": 0.0, "build": 0.0, "run": 0.0}
+        self._spared.clear()
         best: dict[str, float] = {}  # of each subgraph in this batch, in seconds
         groups: dict[str, deque[Job]] = {}
         for job in jobs:
@@ -261,8 +268,7 @@ class LocalPool:
                     self._send_build(worker, job)
                     busy[worker] = (job, time.monotonic() + limit)
                 except (WorkerDied, WorkerTimeout) as error:
-                    failed.append(self._death(job, "compiling", error))
-                    pending.extendleft(other for other, _ in reversed(built.pop(worker)))
+                    self._bury(job, error, "compiling", built.pop(worker), pending, failed)
             if not busy:
                 return list(built.items()), failed
             first_deadline = min(deadline for _, deadline in busy.values())
@@ -272,8 +278,7 @@ class LocalPool:
                 try:
                     reply = worker.receive(limit if worker in ready else 0)
                 except (WorkerDied, WorkerTimeout) as error:
-                    failed.append(self._death(job, "compiling", error))
-                    pending.extendleft(other for other, _ in reversed(built.pop(worker)))
+                    self._bury(job, error, "compiling", built.pop(worker), pending, failed)
                     continue
                 if "error" in reply:
                     failed.append(self._measurement(job, "build_error", [], reply["error"], 0.0, 0.0))
@@ -309,9 +314,10 @@ class LocalPool:
                     slow_above_s=config.slow_factor * best.get(job.subgraph_id, float("inf")),
                 )  # fmt: skip
             except (WorkerDied, WorkerTimeout) as error:
-                pending.extendleft(other for other, _ in reversed(built))
                 self.clock["run"] += time.monotonic() - start
-                yield self._death(job, "running", error, build_s, time.monotonic() - start)
+                failed: list[Measurement] = []
+                self._bury(job, error, "running", built, pending, failed, build_s, time.monotonic() - start)
+                yield from failed
                 return
             self.clock["run"] += time.monotonic() - start
             if "error" in reply:
@@ -323,10 +329,31 @@ class LocalPool:
         with contextlib.suppress(WorkerDied, WorkerTimeout):  # then nothing is left to drop
             worker.ask(config.build_timeout_s, do="drop")
 
-    def _death(self, job: Job, doing: str, error: Exception, build_s: float = 0.0, run_s: float = 0.0) -> Measurement:
-        """A candidate that cost its worker."""
-        status = "crash" if isinstance(error, WorkerDied) else "timeout"
-        return self._measurement(job, status, [], f"while {doing}: {error}", build_s, run_s)
+    def _bury(
+        self,
+        job: Job,
+        error: WorkerDied | WorkerTimeout,
+        doing: str,
+        built: Sequence[tuple[Job, float]],
+        pending: deque[Job],
+        failed: list[Measurement],
+        build_s: float = 0.0,
+        run_s: float = 0.0,
+    ) -> None:
+        """A worker ended with a job: that failed, and what else the worker had built is to be built again.
+
+        SIGKILL comes from outside (a person, or the kernel out of memory): the job gets another chance then, on
+        each worker at most, since all of them may have been killed at once.
+        """
+        pending.extendleft(other for other, _ in reversed(built))
+        died = isinstance(error, WorkerDied)
+        if isinstance(error, WorkerDied) and error.code == -signal.SIGKILL:
+            self._spared[job.candidate_id] += 1
+            if self._spared[job.candidate_id] <= self._target.threads:
+                pending.appendleft(job)
+                return
+        text = f"while {doing}: {error}"
+        failed.append(self._measurement(job, "crash" if died else "timeout", [], text, build_s, run_s))
 
     def _measurement(
         self, job: Job, status: str, latencies: list[float], error: str | None, build_s: float, run_s: float

@@ -10,7 +10,7 @@ from lib import graph, onnx_import, workloads
 from lib.errors import ModelError
 
 
-def save(path, nodes, inputs, weights=(), outputs=("y",), opset=17):
+def save(path, nodes, inputs, weights=(), rank=2):
     """An ONNX file; `inputs` maps names to (dtype, shape)."""
     rng = np.random.default_rng(0)
     tensors = [
@@ -21,10 +21,10 @@ def save(path, nodes, inputs, weights=(), outputs=("y",), opset=17):
         nodes,
         "g",
         [helper.make_tensor_value_info(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [f"d{n}" for n in range(rank)])],
         tensors,
     )
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
 
 
@@ -45,8 +45,8 @@ def block(path):
     ]
     weights = {
         "w1": (8, 8, 3, 3), "gamma": np.linspace(0.5, 1.5, 8, dtype=np.float32), "beta": (8,), "mean": (8,),
-        "var": np.linspace(0.5, 1.5, 8, dtype=np.float32), "low": np.float32(0).reshape(()),
-        "high": np.float32(6).reshape(()), "w2": (8, 8, 1, 1),
+        "var": np.linspace(0.5, 1.5, 8, dtype=np.float32), "low": np.array(0, np.float32),
+        "high": np.array(6, np.float32), "w2": (8, 8, 1, 1),
         "bias": (8,), "scale": (1, 8, 1, 1), "w3": (4, 8), "b3": (4,),
     }  # fmt: skip
     return save(path, nodes, {"x": (TensorProto.FLOAT, [1, 8, 10, 10])}, weights)
@@ -113,7 +113,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_an_unsupported_operator_is_named(tmp_path):
-    node = helper.make_node("NoSuchOperator", ["x"], ["y"], domain="somebody")
+    node = helper.make_node("NoSuchOperator", ["x"], ["y"])
     path = save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, [1, 4])})
 
     with pytest.raises(ModelError, match="operators that cannot be imported: NoSuchOperator"):
@@ -144,7 +144,7 @@ def test_missing_external_weights_are_told(tmp_path):
 
 def test_token_ids_keep_their_bound_through_a_gather(tmp_path, cpu):
     node = helper.make_node("Gather", ["table", "ids"], ["y"])
-    path = save(tmp_path / "m.onnx", [node], {"ids": (TensorProto.INT64, [1, 6])}, {"table": (50, 8)})
+    path = save(tmp_path / "m.onnx", [node], {"ids": (TensorProto.INT64, [1, 6])}, {"table": (50, 8)}, rank=3)
 
     module = graph.fuse(onnx_import.load(path).module, cpu.tvm())
 

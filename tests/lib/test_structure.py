@@ -19,7 +19,7 @@ def conv_model(tmp_path, groups, kernel, n_in=8, n_out=8):
         [node],
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, n_in, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, n_out, 8, 8])],
         [onnx.numpy_helper.from_array(weight, "w")],
     )
     path = tmp_path / "conv.onnx"

@@ -35,7 +35,7 @@ def test_a_good_candidate_has_latencies_and_times(pool, cpu):
     [
         (SEGFAULTS, "crash", "while running: worker ended with signal SIGSEGV"),
         (LOOPS_FOR_EVER, "timeout", "while running: killed for taking too long: 2 s"),
-        (DOES_NOT_COMPILE, "build_error", "a_function_that_nobody_wrote"),
+        (DOES_NOT_COMPILE, "build_error", "InternalError: not implemented"),
     ],
 )
 def test_each_failure_has_its_status_and_costs_one_candidate(pool, workload, status, told):
@@ -153,6 +153,7 @@ def test_a_worker_ends_soon_after_its_socket_closes(cpu):
     worker._socket.close()
 
     assert process.wait(timeout=5) == 0
+    worker._output.close()
 
 
 def test_workers_that_do_not_start_stop_the_run_with_a_message(cpu, monkeypatch):
