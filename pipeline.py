@@ -477,6 +477,7 @@ class TuneModel(TunerTask):
     def run(self) -> Iterator[luigi.Task]:
         """Luigi starts this afresh after each task it asked for, so what stands before a yield is cheap."""
         self._started = True
+        _ = (self.run_files, self.clone(CompileModel).compile_config)  # settings that cannot work end it here
         yield self.clone(ClusterFamilies)
         self._finished = self.finished_rounds(self._finished)
         self.show_progress()
