@@ -369,14 +369,18 @@ class TrainFamilyModels(RoundTask):
         train.run(self.families_file, past, self.train_config, seed=self.seed, origin=self.origin, out=self.files)
 
 
-class CompileModel(StageTask):
-    """Compile the model with the best of its finished rounds."""
+class FinalTask(StageTask):
+    """A stage that looks back on finished rounds."""
 
     rounds: int = luigi.IntParameter(default=-1, description="use the first so many rounds; -1: all finished ones")
 
     @cached_property
     def n_rounds(self) -> int:
         return self.finished_rounds() if self.rounds < 0 else self.rounds
+
+
+class CompileModel(FinalTask):
+    """Compile the model with the best of its finished rounds."""
 
     @property
     def compile_config(self) -> compile.CompileConfig:
@@ -414,14 +418,8 @@ class CompileModel(StageTask):
         )  # fmt: skip
 
 
-class Report(StageTask):
+class Report(FinalTask):
     """Write and print the report of a compiled run."""
-
-    rounds: int = luigi.IntParameter(default=-1, description="use the first so many rounds; -1: all finished ones")
-
-    @cached_property
-    def n_rounds(self) -> int:
-        return self.finished_rounds() if self.rounds < 0 else self.rounds
 
     def requires(self) -> luigi.Task:
         return externalize(self.clone(CompileModel, rounds=self.n_rounds))

@@ -1,5 +1,6 @@
 """Small real workloads, and programs that fail in every way a candidate can."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -109,8 +110,6 @@ def luigi(tmp_path: Path, *arguments: str, timeout_s: float = 300) -> "subproces
 
 def environment(tmp_path: Path) -> dict[str, str]:
     """Environment of such a command."""
-    import os
-
     config = tmp_path / "quick.cfg"
     config.write_text(QUICK.format(artifacts=tmp_path / "artifacts"))
     return {**os.environ, "LUIGI_CONFIG_PATH": str(config), "PYTHONPATH": str(ROOT)}

@@ -89,7 +89,7 @@ def test_a_deleted_library_is_compiled_again_and_nothing_else(tuned):
     before = snapshot(run.folder / "rounds")
     run.compiled.library.unlink()
 
-    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", *TRIALS)
 
     assert done.returncode == 0, done.stderr
     assert run.compiled.library.exists()
@@ -104,7 +104,7 @@ def test_a_deleted_model_is_trained_again_and_what_it_led_to_still_fits(tuned):
     old = model.read_bytes()
     model.unlink()
 
-    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", *TRIALS)
 
     changed = {name for name, date in snapshot(run.folder / "rounds").items() if before.get(name) != date}
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ def test_deleted_measurements_are_made_again_with_all_that_was_built_on_them(tun
     later = tables.stamp(run.round(1).candidates, CANDIDATES).inputs
     run.round(0).measurements.unlink()
 
-    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", *TRIALS)
 
     assert done.returncode == 0, done.stderr
     assert tables.stamp(run.round(0).measurements, MEASUREMENTS).content != before
@@ -132,7 +132,7 @@ def test_damaged_measurements_stop_the_run_and_are_left_as_they_are(tuned):
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
 
-    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", "--trials", "48")
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", *TRIALS)
 
     assert done.returncode == 30
     assert "0000/measurements.parquet is damaged" in done.stderr

@@ -1,5 +1,6 @@
 """A tiny model taken through the first stages once, for the tests of each stage."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,6 @@ def started(tmp_path_factory, cpu, pool):
 @pytest.fixture
 def second_round(started, tmp_path, cpu):
     """A copy of the run with the candidates of round 1, for a test to spoil."""
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(started.run.folder, folder)
     run = RunFiles(folder)

@@ -3,8 +3,8 @@ import pytest
 from lib import tables
 from lib.errors import ContractError, MissingInput
 from lib.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS, TRAINING
-from stages import generate
-from tests.stages.conftest import ORIGIN, SEARCH
+from stages import generate, measure, train
+from tests.stages.conftest import ORIGIN, SEARCH, TRAIN
 from tests.stages.conftest import PLAN as PLAN_CONFIG
 
 
@@ -70,9 +70,6 @@ def test_another_seed_gives_other_candidates(started, second_round, cpu):
 
 
 def test_a_foresee_round_goes_to_another_member_of_the_family(started, second_round, cpu, pool):
-    from stages import measure, train
-    from tests.stages.conftest import TRAIN
-
     files = second_round.round(1)
     measure.run(started.model.subgraphs, pool, device_lock=files.folder / "lock", origin=ORIGIN, out=files)
     train.run(started.families, second_round.rounds(2), TRAIN, seed=0, origin=ORIGIN, out=files)
