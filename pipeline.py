@@ -12,7 +12,6 @@ A stage that is started alone does not run the rounds before it; it says what is
 import atexit
 import json
 import logging
-import os
 import sys
 import threading
 import uuid
@@ -27,11 +26,9 @@ import luigi
 from luigi import configuration
 from luigi.task import externalize
 
-os.environ.setdefault("TVM_LOG_DEBUG", "DEFAULT=0")
-
 from lib import digests, history, host, planning, schemas, settings, tables
 from lib.cost_model import TrainConfig
-from lib.errors import ContractError, TunerError
+from lib.errors import ContractError, ModelError, TunerError
 from lib.families import ALGORITHMS
 from lib.layout import ModelFiles, RoundFiles, RunFiles
 from lib.planning import Member, PlanConfig
@@ -40,7 +37,6 @@ from lib.runner import MeasureConfig, Runner
 from lib.search import SearchConfig
 from lib.tables import Origin
 from lib.workers import LocalPool
-from lib.zoo import ZOO
 from stages import cluster, compile, extract, generate, measure, report, train
 
 ROOT = Path(__file__).parent
@@ -86,15 +82,12 @@ class Model(luigi.Parameter):
     """A zoo name or a path; refused at once if it is neither."""
 
     def parse(self, value: str) -> str:
-        if extract.is_file(value):
-            path = Path(value).expanduser()
-            if not path.is_file():
-                sys.exit(f"error: --model {value}: there is no such file.")
-            return str(path)
-        if value not in ZOO:
-            sys.exit(f"error: --model {value!r} is neither a model of the zoo nor an .onnx file. "
-                     f"The zoo has: {', '.join(ZOO)}.")  # fmt: skip
-        return value
+        model = str(Path(value).expanduser()) if extract.is_file(value) else value
+        try:
+            extract.check(model)
+        except ModelError as error:
+            sys.exit(f"error: {error}")
+        return model
 
 
 class TunerTask(luigi.Task):

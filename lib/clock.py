@@ -25,6 +25,10 @@ class Clock:
         """Count seconds that were measured elsewhere."""
         self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
 
+    def by_kind(self) -> dict[str, float]:
+        """Seconds by kind."""
+        return dict(self._seconds)
+
     def read(self) -> dict[str, float]:
         """Unix time of the start, seconds in all, and seconds by kind."""
         return {"started": self._started, "total": time.monotonic() - self._start, **self._seconds}

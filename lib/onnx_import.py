@@ -35,9 +35,14 @@ def load(path: Path) -> Model:
     return lift_constants(channels_last(simplify(module)))
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def require(path: Path) -> None:
+    """Raise a ModelError unless there is such a file."""
     if not path.is_file():
         raise ModelError(f"--model {path}: there is no such file.")
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    require(path)
     try:
         proto = onnx.load(path)
     except DecodeError as error:

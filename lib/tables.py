@@ -6,7 +6,8 @@ inputs it was made from. So a file that no longer fits its inputs is found by co
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -69,20 +70,20 @@ def write(
         "clock": json.dumps(dict(clock or {})),
         "files": json.dumps({str(file.relative_to(path.parent)): file.stat().st_size for file in files}),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_name(path)
-    pq.write_table(table.replace_schema_metadata({**schema.metadata, **stamp}), partial, compression="zstd")
-    commit(partial, path)
+    with written_whole(path) as partial:
+        pq.write_table(table.replace_schema_metadata({**schema.metadata, **stamp}), partial, compression="zstd")
     return path
 
 
-def partial_name(path: Path) -> Path:
-    """Where a file is written before it is renamed; the suffix stays last."""
-    return path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Where to write a file that appears under its name when the block ends, and lasts through a power cut.
 
-
-def commit(partial: Path, path: Path) -> None:
-    """Make a finished file appear under its name, and last through a power cut."""
+    The suffix of the name it has until then is the same, since XGBoost and NumPy go by it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    yield partial
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.replace(path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lib import host
+from lib.clock import Clock
 from lib.errors import DeviceError
 from lib.runner import Job, MeasureConfig, Measurement
 
@@ -150,11 +151,16 @@ class LocalPool:
         self._target, self._config = target, config
         self._workers: list[Worker] = []
         self._spared: Counter[str] = Counter()  # how often a candidate's worker was killed from outside
-        self.clock: dict[str, float] = {}
+        self._clock = Clock()
+
+    @property
+    def clock(self) -> dict[str, float]:
+        """See `Runner.clock`."""
+        return self._clock.by_kind()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Measurement]:
         """See `Runner.run`. One candidate that crashes or hangs costs its worker; the others are built again."""
-        self.clock = {"start": 0.0, "build": 0.0, "run": 0.0}
+        self._clock = Clock()
         self._spared.clear()
         best: dict[str, float] = {}  # of each subgraph in this batch, in seconds
         groups: dict[str, deque[Job]] = {}
@@ -162,9 +168,9 @@ class LocalPool:
             groups.setdefault(job.subgraph_id, deque()).append(job)
         for pending in groups.values():
             while pending:
-                with _Stopwatch(self.clock, "start"):
+                with self._clock.spent("start"):
                     workers = self._healthy_workers()
-                with _Stopwatch(self.clock, "build"):
+                with self._clock.spent("build"):
                     built, failed = self._build_phase(workers, pending)
                 yield from failed
                 for worker, done in built:
@@ -308,18 +314,17 @@ class LocalPool:
             job, build_s = built.pop(0)
             start = time.monotonic()
             try:
-                reply = worker.ask(
-                    config.run_timeout_s, do="time", candidate_id=job.candidate_id, repeats=config.repeats,
-                    min_repeat_s=config.min_repeat_s,
-                    slow_above_s=config.slow_factor * best.get(job.subgraph_id, float("inf")),
-                )  # fmt: skip
+                with self._clock.spent("run"):
+                    reply = worker.ask(
+                        config.run_timeout_s, do="time", candidate_id=job.candidate_id, repeats=config.repeats,
+                        min_repeat_s=config.min_repeat_s,
+                        slow_above_s=config.slow_factor * best.get(job.subgraph_id, float("inf")),
+                    )  # fmt: skip
             except (WorkerDied, WorkerTimeout) as error:
-                self.clock["run"] += time.monotonic() - start
                 failed: list[Measurement] = []
                 self._bury(job, error, "running", built, pending, failed, build_s, time.monotonic() - start)
                 yield from failed
                 return
-            self.clock["run"] += time.monotonic() - start
             if "error" in reply:
                 yield self._measurement(job, "run_error", [], reply["error"], build_s, time.monotonic() - start)
                 continue
@@ -375,16 +380,3 @@ def _alone(worker: Worker, workers: Sequence[Worker]) -> Iterator[None]:
     finally:
         for other in others:
             other.resume()
-
-
-class _Stopwatch:
-    """Adds the wall seconds of a `with` block to a clock."""
-
-    def __init__(self, clock: dict[str, float], kind: str) -> None:
-        self._clock, self._kind = clock, kind
-
-    def __enter__(self) -> None:
-        self._start = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._clock[self._kind] += time.monotonic() - self._start

@@ -183,12 +183,21 @@ def load(name: str, seed: int = 0) -> Model:
     Raises:
         ModelError: There is no model of that name; the message lists those there are.
     """
+    found = entry(name)
+    return export(found.make(), found.shape, found.dtype, seed)
+
+
+def entry(name: str) -> Entry:
+    """What the zoo has under a name.
+
+    Raises:
+        ModelError: There is no model of that name; the message lists those there are.
+    """
     if name not in ZOO:
         raise ModelError(
             f"--model {name!r} is neither a model of the zoo nor an .onnx file. The zoo has: {', '.join(ZOO)}."
         )
-    entry = ZOO[name]
-    return export(entry.make(), entry.shape, entry.dtype, seed)
+    return ZOO[name]
 
 
 def export(module: nn.Module, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Model:

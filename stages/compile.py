@@ -92,6 +92,7 @@ def run(
             choices.append(choose(subgraph, family_of.get(subgraph["subgraph_id"], ""), so_far, config, pool))
     pool.close()  # whole models are measured alone, too
     module = tvm.ir.load_json(model.module.read_text())
+    interface = deploy.interface(module)
     traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder) as work:
@@ -102,7 +103,7 @@ def run(
             deploy.build(module, {}, target.tvm(), built.untuned, pack=False)
         with clock.spent("verify"):
             say("checking the model and timing it beside the untuned one")
-            facts = verify(built, deploy.interface(module), target, config)
+            facts = verify(built, interface, target, config)
         if facts["shipped"] == "untuned":
             choices = [replace(c, candidate_id=None, note="the model as a whole was no faster") for c in choices]
         ship(built, str(facts["shipped"]), out)
@@ -115,7 +116,7 @@ def run(
         "library": out.library.name,
         "params": out.params.name,
         "entry": "main",
-        "model_inputs": deploy.interface(module),
+        "model_inputs": interface,
         "target": json.loads(target.text),
         "threads": target.threads,
         "versions": host.versions(),
@@ -125,9 +126,8 @@ def run(
         "n_trials": so_far.n_trials,
         **facts,
     }
-    partial = tables.partial_name(out.manifest)
-    partial.write_text(json.dumps(manifest, indent=2) + "\n")
-    tables.commit(partial, out.manifest)
+    with tables.written_whole(out.manifest) as partial:
+        partial.write_text(json.dumps(manifest, indent=2) + "\n")
     return out.manifest
 
 
@@ -234,6 +234,5 @@ def ship(built: Built, name: str, out: CompiledFiles) -> None:
     """Put library and parameters in their place, each whole."""
     library, params = built.library(name)
     for source, destination in ((library, out.library), (params, out.params)):
-        partial = tables.partial_name(destination)
-        partial.write_bytes(source.read_bytes())
-        tables.commit(partial, destination)
+        with tables.written_whole(destination) as partial:
+            partial.write_bytes(source.read_bytes())

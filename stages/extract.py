@@ -30,13 +30,10 @@ def run(model: str, target: CpuTarget, *, origin: Origin, out: ModelFiles) -> Pa
     clock = Clock()
     loaded = load(model)
     module, subgraphs = partition(loaded, target)
-    out.folder.mkdir(parents=True, exist_ok=True)
-    partial = tables.partial_name(out.module)
-    partial.write_text(tvm.ir.save_json(module))
-    tables.commit(partial, out.module)
-    partial = tables.partial_name(out.weights)
-    np.savez(partial, **dict(loaded.weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
-    tables.commit(partial, out.weights)
+    with tables.written_whole(out.module) as partial:
+        partial.write_text(tvm.ir.save_json(module))
+    with tables.written_whole(out.weights) as partial:
+        np.savez(partial, **dict(loaded.weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
     table = pa.Table.from_pylist([asdict(subgraph) for subgraph in subgraphs], schema=SUBGRAPHS)
     return tables.write(table, out.subgraphs, SUBGRAPHS, origin, clock=clock.read(), files=[out.module, out.weights])
 
@@ -44,6 +41,18 @@ def run(model: str, target: CpuTarget, *, origin: Origin, out: ModelFiles) -> Pa
 def load(model: str) -> Model:
     """A model by name or by file."""
     return onnx_import.load(Path(model)) if is_file(model) else zoo.load(model)
+
+
+def check(model: str) -> None:
+    """Whether a model is there, without loading it.
+
+    Raises:
+        ModelError: It is neither a file nor one of the zoo.
+    """
+    if is_file(model):
+        onnx_import.require(Path(model))
+    else:
+        zoo.entry(model)
 
 
 def is_file(model: str) -> bool:

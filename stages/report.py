@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pyarrow as pa
 from matplotlib.figure import Figure
@@ -18,8 +17,6 @@ from lib.history import History
 from lib.layout import CompiledFiles, ModelFiles, RoundFiles
 from lib.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, RESULTS, SUBGRAPHS, TRAINING
 from lib.tables import Origin
-
-matplotlib.use("Agg")
 
 
 def run(
@@ -60,12 +57,10 @@ def run(
         ]
     )
     points = curve_points(past, {s["subgraph_id"]: s["weight"] for s in subgraphs if s["tunable"]}, records)
-    partial = tables.partial_name(curve)
-    draw(points, manifest["latencies_s"], title, partial)
-    tables.commit(partial, curve)
-    partial = tables.partial_name(out)
-    partial.write_text(text + "\n")
-    tables.commit(partial, out)
+    with tables.written_whole(curve) as partial:
+        draw(points, manifest["latencies_s"], title, partial)
+    with tables.written_whole(out) as partial:
+        partial.write_text(text + "\n")
     return out
 
 

@@ -56,7 +56,8 @@ def run(
                 model = fit(data, config, seed)
             if model is not None:
                 path = out.model(family_id)
-                _save(model, path)
+                with tables.written_whole(path) as partial:
+                    model.save(partial)
                 written.append(path)
                 row = {"family_id": family_id, "num_samples": len(data.features),
                        "model": str(path.relative_to(out.run)), "model_digest": digests.of_file(path)}  # fmt: skip
@@ -117,10 +118,3 @@ def _earlier_models(past: Sequence[RoundFiles]) -> dict[str, dict[str, object]]:
         return {}
     columns = ["family_id", "num_samples", "model", "model_digest"]
     return {row["family_id"]: row for row in tables.read(past[-2].training, TRAINING).select(columns).to_pylist()}
-
-
-def _save(model: FamilyModel, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = tables.partial_name(path)
-    model.save(partial)
-    tables.commit(partial, path)
