@@ -12,6 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
 from lib import structure
+from lib.rewrite import value_of
 
 ENTRY = "main"
 
@@ -57,15 +58,17 @@ class _Lifter(PyExprMutator):
         super().__init__()
         self.params: list[relax.Var] = []
         self.values: list[np.ndarray] = []
+        self._known: dict[tuple[int, tuple[int, ...]], relax.Var] = {}
 
     def visit_generic_const_(self, const: tvm.ir.Constant) -> relax.Expr:
-        value = const.value.numpy()
+        value = value_of(const)
         if value.ndim == 0:
             return const
-        for param, known in zip(self.params, self.values, strict=True):
-            if known is value:
-                return param
+        address = value.__array_interface__["data"][0]
+        if (address, value.shape) in self._known:  # a constant that is read in several places
+            return self._known[address, value.shape]
         param = relax.Var(f"weight_{len(self.params)}", const.ty)
+        self._known[address, value.shape] = param
         self.params.append(param)
         self.values.append(value)
         return param

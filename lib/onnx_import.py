@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from tvm.error import OpNotImplemented
 from tvm.relax.frontend.onnx import from_onnx
 
+from lib import onnx_folding
 from lib.errors import ModelError
 from lib.graph import Model, lift_constants
 from lib.simplify import channels_last, simplify
@@ -25,6 +26,7 @@ def load(path: Path) -> Model:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # onnx's checker knows no operators but its own; the importer decides
+            onnx_folding.fold(proto)
             module = from_onnx(proto)
     except OpNotImplemented as error:
         operators = str(error).rpartition(": ")[2].strip()

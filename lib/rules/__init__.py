@@ -1,0 +1,1 @@
+"""What a vendor's graph optimiser would do, one rule a function; `lib.simplify` puts them together."""

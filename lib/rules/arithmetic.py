@@ -1,0 +1,139 @@
+"""Scalar arithmetic as a kernel should do it, and as the importers should have written it."""
+
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from lib.rewrite import Graph, Rule, constant, dtype, rule
+
+_NEUTRAL = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 1.0, "relax.divide": 1.0}
+_CLIP = {"maximum": op.maximum, "minimum": op.minimum}
+
+
+def _square_root(graph: Graph, x: relax.Expr) -> relax.Expr:
+    return graph.emit(op.sqrt(x))
+
+
+_POWERS: dict[float, Callable[[Graph, relax.Expr], relax.Expr]] = {
+    1.0: lambda graph, x: x,
+    2.0: lambda graph, x: op.multiply(x, x),
+    3.0: lambda graph, x: op.multiply(graph.emit(op.multiply(x, x)), x),
+    0.5: lambda graph, x: op.sqrt(x),
+    0.25: lambda graph, x: op.sqrt(_square_root(graph, x)),
+    0.75: lambda graph, x: op.multiply(root := _square_root(graph, x), op.sqrt(root)),  # of a local response norm
+    -0.5: lambda graph, x: op.rsqrt(x),
+    -1.0: lambda graph, x: op.divide(constant(np.array(1, dtype(x))), x),
+}
+
+
+@rule("relax.power")
+def cheap_power(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """Powers by products and square roots: `pow` is a call of libm for each element, about 20 ns."""
+    exponent = graph.value(call.args[1])
+    if exponent is None or exponent.size != 1 or not dtype(call.args[0]).startswith("float"):
+        return None
+    make = _POWERS.get(float(exponent.reshape(())))
+    # An exponent of higher rank than x would broadcast x.
+    if make is None or exponent.ndim > len(graph.shape(call.args[0]) or ()):
+        return None
+    return make(graph, call.args[0])
+
+
+@rule(*_NEUTRAL)
+def drop_neutral(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """x + 0 and x * 1 are x."""
+    neutral = _NEUTRAL[call.op.name]
+    for x, other in ((0, 1), (1, 0))[: 2 if call.op.name in ("relax.add", "relax.multiply") else 1]:
+        value = graph.value(call.args[other])
+        if value is not None and value.size <= 1 << 16 and np.all(value == neutral):
+            kept = call.args[x]
+            if graph.value(kept) is None and graph.shape(kept) == graph.shape(call) is not None:
+                return kept
+    return None
+
+
+@rule("relax.add", "relax.multiply", "relax.maximum", "relax.minimum")
+def constant_last(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """c + x as x + c: one spelling, so that equal subgraphs are seen to be equal."""
+    first, second = call.args
+    if graph.value(first) is None or graph.value(second) is not None:
+        return None
+    return relax.Call(call.op, [second, first], call.attrs, call.ty_args)
+
+
+@rule("relax.divide")
+def divide_by_constant(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """x / c is x * (1 / c): within one rounding, and many times faster."""
+    value = graph.value(call.args[1])
+    if value is None or value.dtype.kind != "f" or not np.all(np.isfinite(value)) or np.any(value == 0):
+        return None
+    return op.multiply(call.args[0], constant((1 / value.astype(np.float64)).astype(value.dtype)))
+
+
+@rule("relax.sum")
+def unstack_sum(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """sum(stack(a, b), axis=0) is how the importer spells ONNX's Sum: a + b."""
+    stack = graph.calls(call.args[0], "relax.stack")
+    first_axis = [int(axis) for axis in call.attrs.axis or []] == [0] and not call.attrs.keepdims
+    if stack is None or not first_axis or int(stack.attrs.axis or 0) != 0:
+        return None
+    total = None
+    for term in graph.fields(stack.args[0]) or []:
+        spread = graph.calls(term, "relax.broadcast_to")
+        if spread is not None and graph.shape(spread.args[0]) == graph.shape(term):
+            term = spread.args[0]
+        total = term if total is None else graph.emit(op.add(total, term))
+    return total
+
+
+@rule("relax.call_tir")
+def plain_clip(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """The importer writes each bound of ONNX's Clip as raw TIR, which ConvertLayout does not look into."""
+    operator = _CLIP.get(call.args[0].name_hint.rstrip("0123456789"))
+    if operator is None or len(call.args[1].fields) != 2:
+        return None
+    x, bound = call.args[1].fields
+    value = graph.value(bound)
+    return None if value is None or value.ndim else operator(x, constant(value))
+
+
+@rule("relax.clip")
+def two_sided_clip(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """clip(x, a, b) as maximum and minimum, for which ConvertLayout has rules."""
+    low, high = (graph.value(bound) for bound in call.args[1:])
+    if low is None or high is None or not dtype(call.args[0]).startswith("float"):
+        return None
+    x, kind = call.args[0], dtype(call.args[0])
+    if np.isfinite(low):
+        x = graph.emit(op.maximum(x, constant(low.astype(kind))))
+    return op.minimum(x, constant(high.astype(kind))) if np.isfinite(high) else x
+
+
+@rule("relax.where")
+def decided_where(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """Where the condition is known and the same everywhere, one side is left."""
+    condition = graph.value(call.args[0])
+    if condition is None or condition.size == 0 or not (np.all(condition) or not np.any(condition)):
+        return None
+    side = call.args[1 if np.all(condition) else 2]
+    return side if graph.shape(side) == graph.shape(call) is not None else None
+
+
+@rule("relax.astype")
+def same_type(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A cast to what it is already."""
+    return call.args[0] if dtype(call.args[0]) == str(call.attrs.dtype) else None
+
+
+@rule("relax.nn.dropout[0]")
+def drop_dropout(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """Inference drops nothing."""
+    return call.args[0]
+
+
+RULES: list[Rule] = [
+    cheap_power, drop_neutral, constant_last, divide_by_constant, unstack_sum, plain_clip, two_sided_clip, decided_where, same_type,
+    drop_dropout,
+]  # fmt: skip

@@ -1,0 +1,281 @@
+"""Reshapes, transposes, slices and concatenations: most of what importers write need not be done at run time."""
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from lib import axes
+from lib.axes import Movement, Step
+from lib.rewrite import Graph, Rule, constant, rule
+
+_MAX_PARTS = 64  # of a split
+
+_CHAIN = ("relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze", "relax.permute_dims",
+          "relax.nn.batch_flatten")  # fmt: skip
+_ANY_SHAPE = ("relax.nn.relu", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.tanh", "relax.erf", "relax.sigmoid",
+              "relax.nn.silu", "relax.exp", "relax.sqrt", "relax.negative", "relax.astype")  # fmt: skip
+_BINARY = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum")
+
+
+@rule(*_CHAIN)
+def one_movement(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A chain of reshapes and transposes as one reshape, or one reshape, transpose and reshape."""
+    source, steps = _chain(graph, call)
+    shape = graph.shape(source)
+    if shape is None or not all(shape) or steps is None:
+        return None
+    movement = axes.compose(shape, steps)
+    if movement is None:
+        return None
+    made = _steps(movement, shape)
+    # A step that is left out, or a transpose that is none, is progress; the same steps again are not.
+    if len(made) == len(steps) and [kind for kind, _ in made] == [kind for kind, _ in steps]:
+        return None
+    return _emit(graph, source, made) if len(made) < len(steps) or movement.is_reshape else None
+
+
+def _chain(graph: Graph, call: relax.Call) -> tuple[relax.Expr, list[Step] | None]:
+    """Where a chain starts, and its steps; those that others read too end it, unless they are views."""
+    steps: list[Step] = []
+    expr: relax.Expr = call
+    while True:
+        found = expr if expr is call else graph.calls(expr, *_CHAIN)
+        if found is None:
+            return expr, steps
+        if steps and found.op.name == "relax.permute_dims" and not graph.read_once(expr):
+            return expr, steps
+        step = _step(graph, found)
+        if step is None:
+            return expr, steps or None
+        steps.insert(0, step)
+        expr = found.args[0]
+
+
+def _step(graph: Graph, call: relax.Call) -> Step | None:
+    shape = graph.shape(call)
+    if shape is None:
+        return None
+    if call.op.name != "relax.permute_dims":
+        return "reshape", shape
+    order = call.attrs.axes
+    return "permute", tuple(int(a) for a in order) if order is not None else tuple(reversed(range(len(shape))))
+
+
+def _steps(movement: Movement, shape: tuple[int, ...]) -> list[Step]:
+    """The steps of a movement that do something to a tensor of a shape."""
+    if movement.is_reshape:
+        return [] if movement.after == shape else [("reshape", movement.after)]
+    # Unit axes are kept where they stand if the chain was a plain transpose: fewer steps.
+    moved = tuple(movement.before[axis] for axis in movement.order)
+    steps: list[Step] = [("permute", movement.order)]
+    if movement.before != shape:
+        steps.insert(0, ("reshape", movement.before))
+    if movement.after != moved:
+        steps.append(("reshape", movement.after))
+    return steps
+
+
+def _emit(graph: Graph, source: relax.Expr, steps: list[Step]) -> relax.Expr:
+    for kind, numbers in steps:
+        source = op.reshape(source, numbers) if kind == "reshape" else op.permute_dims(source, list(numbers))
+        source = graph.emit(source)
+    return source
+
+
+@rule("relax.matmul")
+def flatten_in_order(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A flattened transposed image before a dense layer: reorder the rows of the weights instead."""
+    reshape = graph.calls(call.args[0], "relax.reshape")
+    weight = graph.value(call.args[1])
+    if reshape is None or weight is None or weight.ndim != 2 or not graph.read_once(call.args[0]):
+        return None
+    source, steps = _chain(graph, reshape)
+    shape, flat = graph.shape(source), graph.shape(call.args[0])
+    if shape is None or flat is None or len(flat) != 2 or flat[0] != shape[0] or not steps:
+        return None
+    if all(kind == "reshape" for kind, _ in steps):
+        return None
+    order = np.arange(int(np.prod(shape))).reshape(shape)
+    for kind, numbers in steps:
+        order = order.reshape(numbers) if kind == "reshape" else order.transpose(numbers)
+    rows = order[0]  # which element of an image each column is; the same for all images if the batch stayed in front
+    if not np.array_equal(order, rows + np.arange(flat[0])[:, None] * flat[1]):
+        return None
+    reordered = np.empty_like(weight)
+    reordered[rows] = weight
+    return op.matmul(graph.emit(op.reshape(source, flat)), constant(reordered))
+
+
+@rule("relax.matmul")
+def keep_leading_axes(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """matmul(reshape(x), w) of joined leading axes as reshape(matmul(x, w)): what follows may then be fused."""
+    reshape = graph.calls(call.args[0], "relax.reshape")
+    weight, shape = graph.shape(call.args[1]), graph.shape(call)
+    if reshape is None or weight is None or len(weight) != 2 or shape is None:
+        return None
+    source = graph.shape(reshape.args[0])
+    if source is None or source[-1] != weight[0] or len(source) <= len(shape):
+        return None
+    return op.reshape(graph.emit(op.matmul(reshape.args[0], call.args[1])), shape)
+
+
+@rule("relax.matmul")
+def keep_heads(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A batched product of tensors whose batch axes were joined: leave them apart, as what is around has them."""
+    first, second = (graph.calls(argument, "relax.reshape") for argument in call.args)
+    shape = graph.shape(call)
+    if first is None or second is None or shape is None or len(shape) != 3:
+        return None
+    a, b = graph.shape(first.args[0]), graph.shape(second.args[0])
+    if a is None or b is None or len(a) != 4 or len(b) != 4 or a[:2] != b[:2] or a[-1] != b[-2]:
+        return None
+    if (a[0] * a[1], a[2], b[3]) != shape:
+        return None
+    return op.reshape(graph.emit(op.matmul(first.args[0], second.args[0])), shape)
+
+
+@rule(*_ANY_SHAPE, *_BINARY)
+def reshape_later(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """f(reshape(x)) as reshape(f(x)), so that f is fused with what makes x."""
+    for position, argument in enumerate(call.args):
+        reshape = graph.calls(argument, "relax.reshape")
+        if reshape is None or graph.shape(argument) != graph.shape(call) or not graph.read_once(argument):
+            continue
+        source, target = graph.shape(reshape.args[0]), graph.shape(argument)
+        if not source or not target or source[-1] != target[-1]:
+            continue
+        # Only what a contraction made is worth it, and an operand that fits both shapes.
+        if graph.calls(_root(graph, reshape.args[0]), "relax.matmul", "relax.nn.conv2d") is None:
+            continue
+        args = [_as_before(graph, other, source, target) for other in call.args]
+        args[position] = reshape.args[0]
+        known = [each for each in args if each is not None]
+        if len(known) == len(args):
+            return op.reshape(graph.emit(relax.Call(call.op, known, call.attrs, call.ty_args)), target)
+    return None
+
+
+def _root(graph: Graph, expr: relax.Expr) -> relax.Expr:
+    """What element-wise operators work on."""
+    while (call := graph.calls(expr, *_ANY_SHAPE, *_BINARY)) is not None:
+        expr = call.args[0]
+    return expr
+
+
+def _as_before(
+    graph: Graph, other: relax.Expr, source: tuple[int, ...], target: tuple[int, ...]
+) -> relax.Expr | None:
+    """The other operand for a tensor that is not reshaped yet, or None."""
+    if not isinstance(other, relax.Expr) or isinstance(other, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):
+        return other
+    shape = graph.shape(other)
+    if shape is None:
+        return None
+    if not shape or int(np.prod(shape[:-1])) == 1 and len(shape) <= min(len(source), len(target)):
+        return other  # a scalar, or a vector along the last axis
+    same = graph.calls(other, "relax.reshape")
+    if shape == target and same is not None and graph.shape(same.args[0]) == source:
+        return same.args[0]
+    return None
+
+
+@rule("relax.broadcast_to", "relax.strided_slice")
+def drop_identity(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A broadcast to the same shape, or a slice of everything."""
+    if graph.shape(call) != graph.shape(call.args[0]) or graph.shape(call) is None:
+        return None
+    if call.op.name == "relax.strided_slice" and any(int(s) < 0 for s in _strides(call)):
+        return None
+    return call.args[0]
+
+
+def _strides(call: relax.Call) -> list[int]:
+    given = call.args[4].fields if len(call.args) > 4 and isinstance(call.args[4], relax.Tuple) else []
+    return [int(stride) for stride in given]
+
+
+@rule("relax.concat")
+def single_concat(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A concatenation of one tensor."""
+    fields = graph.fields(call.args[0])
+    return fields[0] if fields is not None and len(fields) == 1 else None
+
+
+def _slice_of_split(index: int) -> Rule:
+    @rule(f"relax.split[{index}]")
+    def slice_of_split(graph: Graph, call: relax.Call) -> relax.Expr | None:
+        """One part of a split as a slice, which is fused with what reads it; a split writes all of its parts."""
+        shape = graph.shape(call.args[0])
+        if shape is None:
+            return None
+        axis = int(call.attrs.axis) % len(shape)
+        parts = call.attrs.indices_or_sections
+        if isinstance(parts, (int, tvm.tirx.IntImm)):
+            size = -(-shape[axis] // int(parts))
+            bounds = [min(n * size, shape[axis]) for n in range(int(parts) + 1)]
+        else:
+            bounds = [0, *(int(part) for part in parts), shape[axis]]
+        begin, end = bounds[index : index + 2]
+        return op.strided_slice(call.args[0], [axis], [begin], [end], [1])
+
+    return slice_of_split
+
+
+@rule("relax.take")
+def safe_take(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A lookup whose indices are kept inside the table: TVM's fast mode reads out of bounds, and warns;
+    where a negative one counts from the end (`wrap`), the importer has added the length before."""
+    if str(call.attrs.mode) == "clip":
+        return None
+    axis = call.attrs.axis
+    return op.take(call.args[0], call.args[1], None if axis is None else int(axis), "clip")
+
+
+@rule("relax.take")
+def slice_of_take(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A lookup of known consecutive rows is a slice."""
+    rows, shape = graph.value(call.args[1]), graph.shape(call.args[0])
+    target = graph.shape(call)
+    if rows is None or shape is None or target is None or call.attrs.axis is None or rows.size == 0:
+        return None
+    axis = int(call.attrs.axis) % len(shape)
+    flat = rows.reshape(-1).astype(np.int64)
+    flat = np.where(flat < 0, flat + shape[axis], flat)
+    first, last = int(flat[0]), int(flat[-1])
+    if first < 0 or last >= shape[axis] or not np.array_equal(flat, np.arange(first, last + 1)):
+        return None
+    part = op.strided_slice(call.args[0], [axis], [first], [last + 1], [1])
+    return op.reshape(graph.emit(part), target)
+
+
+@rule(*_BINARY, "relax.where", "relax.logical_and", "relax.logical_or")
+def broadcast_unread(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """An operand need not be broadcast where the operator does that itself."""
+    for position, argument in enumerate(call.args):
+        spread = graph.calls(argument, "relax.broadcast_to")
+        if spread is None:
+            continue
+        args = [*call.args[:position], spread.args[0], *call.args[position + 1 :]]
+        found = relax.Call(call.op, args, call.attrs, call.ty_args)
+        if graph.shape(found) == graph.shape(call):
+            return found
+        if all(graph.shape(other) == () for n, other in enumerate(call.args) if n != position):
+            return op.broadcast_to(graph.emit(found), graph.shape(call))
+    return None
+
+
+@rule("relax.logical_and")
+def and_true(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """x & true is x, in the shape of both."""
+    for x, other in (call.args, reversed(call.args)):
+        value = graph.value(other)
+        if value is not None and np.all(value):
+            return op.broadcast_to(x, graph.shape(call))
+    return None
+
+
+RULES: list[Rule] = [
+    one_movement, flatten_in_order, keep_leading_axes, keep_heads, reshape_later, drop_identity, single_concat,
+    *(_slice_of_split(index) for index in range(_MAX_PARTS)), slice_of_take, safe_take, broadcast_unread, and_true,
+]  # fmt: skip

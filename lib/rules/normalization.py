@@ -1,0 +1,82 @@
+"""Normalisations that older exporters write in pieces."""
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from lib.rewrite import Graph, Rule, constant, rule
+
+
+@rule("relax.add")
+def whole_layer_norm(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * gamma + beta over the last axis: one pass, not five."""
+    scaled = graph.calls(call.args[0], "relax.multiply")
+    if scaled is None:
+        return None
+    gamma, beta = graph.value(scaled.args[1]), graph.value(call.args[1])
+    found = _normalized(graph, scaled.args[0])
+    if gamma is None or beta is None or found is None:
+        return None
+    x, epsilon = found
+    shape = graph.shape(x)
+    if shape is None or gamma.size != shape[-1] or beta.size != shape[-1]:
+        return None
+    return op.nn.layer_norm(x, constant(gamma.reshape(-1)), constant(beta.reshape(-1)), [-1], epsilon)
+
+
+def _normalized(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, float] | None:
+    """x and epsilon, if an expression is (x - mean(x)) / sqrt(variance + epsilon)."""
+    quotient = graph.calls(expr, "relax.divide")
+    if quotient is None:
+        return None
+    centred, root = graph.calls(quotient.args[0], "relax.subtract"), graph.calls(quotient.args[1], "relax.sqrt")
+    if centred is None or root is None:
+        return None
+    shifted = graph.calls(root.args[0], "relax.add")
+    epsilon = None if shifted is None else graph.value(shifted.args[1])
+    if shifted is None or epsilon is None or epsilon.size != 1:
+        return None
+    x = centred.args[0]
+    squares = _mean_of_last(graph, shifted.args[0])
+    product = None if squares is None else graph.calls(squares, "relax.multiply")
+    mean_of = _mean_of_last(graph, centred.args[1])
+    if product is None or mean_of is None or not mean_of.same_as(x):
+        return None
+    if any(graph.definition(argument) != centred for argument in product.args):
+        return None
+    return x, float(epsilon.reshape(()))
+
+
+def _mean_of_last(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
+    """What an expression is the mean of, over the last axis, which stays with extent 1."""
+    mean = graph.calls(expr, "relax.mean")
+    shape = None if mean is None else graph.shape(mean.args[0])
+    if mean is None or shape is None or not mean.attrs.keepdims or mean.attrs.axis is None:
+        return None
+    axes = [int(axis) % len(shape) for axis in mean.attrs.axis]
+    return mean.args[0] if axes == [len(shape) - 1] else None
+
+
+@rule("relax.nn.avg_pool3d")
+def response_over_channels(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A local response norm sums over neighbouring channels; the importer writes a pooling in three dimensions
+    over an image of one channel. In two dimensions the pixels of an image are the rows, and no axis is added."""
+    shape = graph.shape(call.args[0])
+    attrs = call.attrs
+    pool, strides = ([int(n) for n in numbers] for numbers in (attrs.pool_size, attrs.strides))
+    padding = [int(n) for n in attrs.padding]
+    if shape is None or shape[1] != 1 or str(attrs.layout) != "NCDHW" or pool[1:] != [1, 1] or strides != [1, 1, 1]:
+        return None
+    if any(padding[n] for n in (1, 2, 4, 5)):
+        return None
+    batch, _, channels, height, width = shape
+    images = op.reshape(call.args[0], (batch, 1, channels, height * width))
+    pooled = op.nn.avg_pool2d(
+        graph.emit(images), [pool[0], 1], [1, 1], [padding[0], 0, padding[3], 0],
+        count_include_pad=bool(attrs.count_include_pad),
+    )  # fmt: skip
+    return op.reshape(graph.emit(pooled), shape)
+
+
+RULES: list[Rule] = [whole_layer_norm]
+__all__ = ["RULES", "np", "response_over_channels"]
