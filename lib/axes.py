@@ -58,9 +58,7 @@ def _extent(axis: list[int], atoms: list[int]) -> int:
     return product
 
 
-def _regroup(
-    axes: list[list[int]], atoms: list[int], shape: Sequence[int]
-) -> tuple[list[list[int]], list[int]] | None:
+def _regroup(axes: list[list[int]], atoms: list[int], shape: Sequence[int]) -> tuple[list[list[int]], list[int]] | None:
     """Group the atoms into axes of the new shape, splitting atoms where the shape asks for it."""
     flat = [atom for axis in axes for atom in axis if atoms[atom] > 1]
     cuts: dict[int, list[int]] = {}  # how an atom is split

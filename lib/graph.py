@@ -11,7 +11,7 @@ from tvm.relax.backend.cpu_generic import pipeline as cpu_passes
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
-from lib import structure
+from lib import concatenation, structure
 from lib.rewrite import value_of
 
 ENTRY = "main"
@@ -84,15 +84,14 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         transform.EliminateCommonSubexpr(),
         transform.CanonicalizeBindings(),
         *cpu_passes.library_dispatch_passes(target),
-        transform.LegalizeOps(),
-        transform.AnnotateTIROpPattern(),
-        transform.FuseOps(),
-        transform.FuseTIR(),
-        transform.DeadCodeElimination(),
-        transform.AttachAttrLayoutFreeBuffers(),
     ]
     with target:
-        return tvm.transform.Sequential(passes)(module)
+        module = concatenation.place_parts(tvm.transform.Sequential(passes)(module))
+        module = tvm.transform.Sequential([transform.LegalizeOps(), transform.AnnotateTIROpPattern()])(module)
+        module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(
+            concatenation.mark_patterns(module)
+        )
+        return transform.AttachAttrLayoutFreeBuffers()(concatenation.write_in_place(module))
 
 
 def inputs(module: tvm.IRModule) -> list[relax.Var]:
@@ -111,12 +110,12 @@ def index_bounds(module: tvm.IRModule) -> dict[str, int]:
     bounds: dict[str, int] = {}
     for block in module[ENTRY].body.blocks:
         for binding in block.bindings:
-            call = binding.value
-            if not (isinstance(call, relax.Call) and call.op == tvm.ir.Op.get("relax.call_tir")):
+            found = concatenation.called(binding.value)
+            if found is None:
                 continue
-            function = module[call.args[0]]
+            function = module[found[0]]
             used = structure.index_bounds(function)
-            for position, argument in enumerate(call.args[1].fields):
+            for position, argument in enumerate(found[1]):
                 if argument not in names:
                     continue
                 if position in used:

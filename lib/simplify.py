@@ -5,6 +5,7 @@ from tvm.relax import transform
 
 from lib.rewrite import rewrite
 from lib.rules import arithmetic, constants, convolution, movement, normalization
+from lib.rules.projections import merge_projections
 
 RULES = [*constants.RULES, *arithmetic.RULES, *movement.RULES, *normalization.RULES, *convolution.RULES]
 
@@ -19,4 +20,5 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
 
     Simplify before: TVM 0.27's ConvertLayout crashes on what an unfolded batch norm leaves (`var + eps`).
     """
-    return simplify(transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module))
+    module = simplify(transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module))
+    return simplify(merge_projections(module))

@@ -75,6 +75,36 @@ def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
     return bounds
 
 
+def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
+    """Of a function that puts a border around a tensor, as TVM's `topi.nn.pad` writes it: how much comes before
+    the tensor in each axis, and what is put there. (None, 0) if it is another function."""
+    blocks = _blocks(as_module(function))
+    if len(blocks) != 1:
+        return None, 0.0
+    store = _stored(blocks[0])
+    value, filled = store.value, 0.0
+    if isinstance(value, tvm.ir.Call) and value.op.name.endswith("if_then_else"):
+        if not isinstance(value.args[2], tirx.FloatImm):
+            return None, 0.0
+        value, filled = value.args[1], float(value.args[2].value)
+    if not isinstance(value, tvm.ir.TensorLoad):
+        return None, 0.0
+    before = []
+    for index, at in zip(value.indices, store.indices, strict=True):
+        if isinstance(index, tirx.Sub) and index.a.same_as(at) and isinstance(index.b, tirx.IntImm):
+            before.append(int(index.b))
+        elif index.same_as(at):
+            before.append(0)
+        else:
+            return None, 0.0
+    return before, filled
+
+
+def as_module(function: tirx.PrimFunc) -> tvm.IRModule:
+    """A function alone, as `main`, the way MetaSchedule tunes it and looks it up."""
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+
+
 def _walk(root: Any, kind: type) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(root, [(kind, found.append)], order="post")

@@ -1,6 +1,7 @@
 """Subgraphs of a fused module: deduplicated, described, and named by what they are."""
 
 import ast
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from tvm import relax, tirx
 from tvm.s_tir.analysis import estimate_tir_flops
 
 from lib import digests, graph, structure
+from lib.concatenation import called
+from lib.structure import as_module as as_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +77,13 @@ def program_hash(module: tvm.IRModule) -> str:
     return f"{tvm_ffi.structural_hash(module) & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
-def as_workload(function: tirx.PrimFunc) -> tvm.IRModule:
-    """A function alone, as `main`, the way MetaSchedule tunes it and looks it up."""
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-
-
 def _count_calls(function: relax.Function) -> Counter[str]:
     calls: Counter[str] = Counter()
 
     def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Call) and expr.op == tvm.ir.Op.get("relax.call_tir"):
-            calls[str(expr.args[0].name_hint)] += 1
+        found = called(expr)
+        if found is not None:
+            calls[str(found[0].name_hint)] += 1
 
     relax.analysis.post_order_visit(function, visit)
     return calls
@@ -116,9 +115,18 @@ def _merge(a: Subgraph, b: Subgraph) -> Subgraph:
     )  # fmt: skip
 
 
+def _is_reshape(function: tirx.PrimFunc) -> bool:
+    """Whether TVM makes a view of it; its own analysis also says so of a slice of the first rows."""
+    if not relax.analysis.has_reshape_pattern(function):
+        return False
+    extents = [getattr(param.ty, "shape", []) for param in function.params]
+    sizes = [math.prod(int(n) for n in shape if isinstance(n, tirx.IntImm)) for shape in extents]
+    return len(set(sizes)) == 1
+
+
 def _untunable(function: tirx.PrimFunc) -> str:
     """Why a function cannot be tuned; empty if it can."""
-    if relax.analysis.has_reshape_pattern(function):
+    if _is_reshape(function):
         return "a reshape: a view, no kernel"
     for param in function.params:
         if not all(isinstance(extent, tirx.IntImm) for extent in getattr(param.ty, "shape", [None])):

@@ -63,6 +63,23 @@ def constant_last(graph: Graph, call: relax.Call) -> relax.Expr | None:
     return relax.Call(call.op, [second, first], call.attrs, call.ty_args)
 
 
+@rule("relax.add")
+def product_first(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """residual + product as product + residual: again one spelling, and what FuseOps fuses either way."""
+    first, second = (_made_by_contraction(graph, argument) for argument in call.args)
+    return relax.Call(call.op, [call.args[1], call.args[0]], call.attrs, call.ty_args) if second and not first else None
+
+
+def _made_by_contraction(graph: Graph, expr: relax.Expr) -> bool:
+    """Whether it is a convolution or a matrix product, with a bias or without, that nobody else reads."""
+    if not graph.read_once(expr):
+        return False
+    shifted = graph.calls(expr, "relax.add")
+    if shifted is not None and graph.value(shifted.args[1]) is not None:
+        expr = shifted.args[0]
+    return graph.calls(expr, "relax.nn.conv2d", "relax.matmul") is not None
+
+
 @rule("relax.divide")
 def divide_by_constant(graph: Graph, call: relax.Call) -> relax.Expr | None:
     """x / c is x * (1 / c): within one rounding, and many times faster."""
@@ -134,6 +151,6 @@ def drop_dropout(graph: Graph, call: relax.Call) -> relax.Expr | None:
 
 
 RULES: list[Rule] = [
-    cheap_power, drop_neutral, constant_last, divide_by_constant, unstack_sum, plain_clip, two_sided_clip, decided_where, same_type,
+    cheap_power, drop_neutral, constant_last, product_first, divide_by_constant, unstack_sum, plain_clip, two_sided_clip, decided_where, same_type,
     drop_dropout,
 ]  # fmt: skip

@@ -4,6 +4,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from lib import structure
 from lib.rewrite import Graph, Rule, constant, rule
 
 
@@ -81,16 +82,13 @@ def scale_before_shift(graph: Graph, call: relax.Call) -> relax.Expr | None:
         return None
     if made_by.op.name == "relax.multiply":
         return op.multiply(made_by.args[0], constant(inner * factor))
-    if not _on_contraction(graph, made_by.args[0]):
+    scaled_before = graph.calls(made_by.args[0], "relax.multiply")
+    if graph.calls(made_by.args[0], "relax.nn.conv2d", "relax.matmul") is None and (
+        scaled_before is None or graph.value(scaled_before.args[1]) is None
+    ):
         return None  # x + b, scaled, is as good as x scaled, + b
     scaled = graph.emit(op.multiply(made_by.args[0], constant(factor)))
     return op.add(scaled, constant(inner * factor))
-
-
-def _on_contraction(graph: Graph, expr: relax.Expr) -> bool:
-    while (scaled := graph.calls(expr, "relax.multiply")) is not None:
-        expr = scaled.args[0]
-    return graph.calls(expr, "relax.nn.conv2d", "relax.matmul") is not None
 
 
 @rule("relax.add")
@@ -104,6 +102,22 @@ def join_shifts(graph: Graph, call: relax.Call) -> relax.Expr | None:
     if graph.shape(made_by.args[0]) != graph.shape(call) or inner.dtype != term.dtype:
         return None
     return op.add(made_by.args[0], constant(inner + term))
+
+
+@rule("relax.call_tir")
+def plain_pad(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """The importer writes ONNX's Pad as raw TIR: out[i] = if_then_else(inside, in[i - before], value)."""
+    arguments = call.args[1].fields
+    if call.args[0].name_hint.rstrip("0123456789") != "pad" or len(arguments) != 1:
+        return None
+    before, value = structure.padding(graph.builder_.get()[call.args[0]])
+    source, target = graph.shape(arguments[0]), graph.shape(call)
+    if before is None or source is None or target is None:
+        return None
+    width = [(b, t - s - b) for b, s, t in zip(before, source, target, strict=True)]
+    if not any(any(pair) for pair in width):
+        return arguments[0]
+    return op.nn.pad(arguments[0], [w for pair in width for w in pair], "constant", value)
 
 
 @rule("relax.nn.conv2d")
@@ -128,5 +142,6 @@ def pad_in_convolution(graph: Graph, call: relax.Call) -> relax.Expr | None:
 
 
 RULES: list[Rule] = [
-    fold_batch_norm, equal_ranks, scale_into_weights, scale_before_shift, join_shifts, pad_in_convolution,
+    fold_batch_norm, equal_ranks, scale_into_weights, scale_before_shift, join_shifts, plain_pad,
+    pad_in_convolution,
 ]  # fmt: skip

@@ -21,33 +21,33 @@ _BINARY = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide", "rel
 @rule(*_CHAIN)
 def one_movement(graph: Graph, call: relax.Call) -> relax.Expr | None:
     """A chain of reshapes and transposes as one reshape, or one reshape, transpose and reshape."""
-    source, steps = _chain(graph, call)
-    shape = graph.shape(source)
-    if shape is None or not all(shape) or steps is None:
-        return None
-    movement = axes.compose(shape, steps)
-    if movement is None:
-        return None
-    made = _steps(movement, shape)
-    # A step that is left out, or a transpose that is none, is progress; the same steps again are not.
-    if len(made) == len(steps) and [kind for kind, _ in made] == [kind for kind, _ in steps]:
-        return None
-    return _emit(graph, source, made) if len(made) < len(steps) or movement.is_reshape else None
+    # Past a transpose that others read as well only if what comes out needs none: it stays in any case.
+    for through_shared in (True, False):
+        source, steps = _chain(graph, call, through_shared)
+        shape = graph.shape(source)
+        if not steps or shape is None or not all(shape):
+            continue
+        movement = axes.compose(shape, steps)
+        if movement is None or (through_shared and not movement.is_reshape):
+            continue
+        made = _steps(movement, shape)
+        if len(made) < len(steps) or (movement.is_reshape and any(kind == "permute" for kind, _ in steps)):
+            return _emit(graph, source, made)
+    return None
 
 
-def _chain(graph: Graph, call: relax.Call) -> tuple[relax.Expr, list[Step] | None]:
-    """Where a chain starts, and its steps; those that others read too end it, unless they are views."""
+def _chain(graph: Graph, call: relax.Call, through_shared: bool) -> tuple[relax.Expr, list[Step]]:
+    """Where a chain starts, and its steps."""
     steps: list[Step] = []
     expr: relax.Expr = call
     while True:
         found = expr if expr is call else graph.calls(expr, *_CHAIN)
         if found is None:
             return expr, steps
-        if steps and found.op.name == "relax.permute_dims" and not graph.read_once(expr):
-            return expr, steps
+        moves = found.op.name == "relax.permute_dims"
         step = _step(graph, found)
-        if step is None:
-            return expr, steps or None
+        if step is None or (steps and moves and not through_shared and not graph.read_once(expr)):
+            return expr, steps
         steps.insert(0, step)
         expr = found.args[0]
 
@@ -90,7 +90,7 @@ def flatten_in_order(graph: Graph, call: relax.Call) -> relax.Expr | None:
     weight = graph.value(call.args[1])
     if reshape is None or weight is None or weight.ndim != 2 or not graph.read_once(call.args[0]):
         return None
-    source, steps = _chain(graph, reshape)
+    source, steps = _chain(graph, reshape, through_shared=False)
     shape, flat = graph.shape(source), graph.shape(call.args[0])
     if shape is None or flat is None or len(flat) != 2 or flat[0] != shape[0] or not steps:
         return None
@@ -156,6 +156,28 @@ def reshape_later(graph: Graph, call: relax.Call) -> relax.Expr | None:
     return None
 
 
+@rule(*_ANY_SHAPE, *_BINARY)
+def transpose_later(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """f(transpose(x), transpose(y)) as transpose(f(x, y)): transposes meet, and cancel out."""
+    moved = [graph.calls(argument, "relax.permute_dims") for argument in call.args]
+    shapes = [graph.shape(argument) for argument in call.args]
+    first = next((each for each in moved if each is not None), None)
+    if first is None or first.attrs.axes is None or any(shape is None for shape in shapes):
+        return None
+    order = [int(axis) for axis in first.attrs.axes]
+    args = []
+    for argument, each, shape in zip(call.args, moved, shapes, strict=True):
+        if shape == ():
+            args.append(argument)
+        elif each is None or not graph.read_once(argument) or shape != graph.shape(call):
+            return None
+        elif each.attrs.axes is None or [int(axis) for axis in each.attrs.axes] != order:
+            return None
+        else:
+            args.append(each.args[0])
+    return op.permute_dims(graph.emit(relax.Call(call.op, args, call.attrs, call.ty_args)), order)
+
+
 def _root(graph: Graph, expr: relax.Expr) -> relax.Expr:
     """What element-wise operators work on."""
     while (call := graph.calls(expr, *_ANY_SHAPE, *_BINARY)) is not None:
@@ -163,9 +185,7 @@ def _root(graph: Graph, expr: relax.Expr) -> relax.Expr:
     return expr
 
 
-def _as_before(
-    graph: Graph, other: relax.Expr, source: tuple[int, ...], target: tuple[int, ...]
-) -> relax.Expr | None:
+def _as_before(graph: Graph, other: relax.Expr, source: tuple[int, ...], target: tuple[int, ...]) -> relax.Expr | None:
     """The other operand for a tensor that is not reshaped yet, or None."""
     if not isinstance(other, relax.Expr) or isinstance(other, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):
         return other
@@ -276,6 +296,6 @@ def and_true(graph: Graph, call: relax.Call) -> relax.Expr | None:
 
 
 RULES: list[Rule] = [
-    one_movement, flatten_in_order, keep_leading_axes, keep_heads, reshape_later, drop_identity, single_concat,
+    one_movement, flatten_in_order, keep_leading_axes, keep_heads, reshape_later, transpose_later, drop_identity, single_concat,
     *(_slice_of_split(index) for index in range(_MAX_PARTS)), slice_of_take, safe_take, broadcast_unread, and_true,
 ]  # fmt: skip

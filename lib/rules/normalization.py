@@ -1,6 +1,5 @@
 """Normalisations that older exporters write in pieces."""
 
-import numpy as np
 from tvm import relax
 from tvm.relax import op
 
@@ -57,26 +56,4 @@ def _mean_of_last(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
     return mean.args[0] if axes == [len(shape) - 1] else None
 
 
-@rule("relax.nn.avg_pool3d")
-def response_over_channels(graph: Graph, call: relax.Call) -> relax.Expr | None:
-    """A local response norm sums over neighbouring channels; the importer writes a pooling in three dimensions
-    over an image of one channel. In two dimensions the pixels of an image are the rows, and no axis is added."""
-    shape = graph.shape(call.args[0])
-    attrs = call.attrs
-    pool, strides = ([int(n) for n in numbers] for numbers in (attrs.pool_size, attrs.strides))
-    padding = [int(n) for n in attrs.padding]
-    if shape is None or shape[1] != 1 or str(attrs.layout) != "NCDHW" or pool[1:] != [1, 1] or strides != [1, 1, 1]:
-        return None
-    if any(padding[n] for n in (1, 2, 4, 5)):
-        return None
-    batch, _, channels, height, width = shape
-    images = op.reshape(call.args[0], (batch, 1, channels, height * width))
-    pooled = op.nn.avg_pool2d(
-        graph.emit(images), [pool[0], 1], [1, 1], [padding[0], 0, padding[3], 0],
-        count_include_pad=bool(attrs.count_include_pad),
-    )  # fmt: skip
-    return op.reshape(graph.emit(pooled), shape)
-
-
 RULES: list[Rule] = [whole_layer_norm]
-__all__ = ["RULES", "np", "response_over_channels"]
