@@ -1,0 +1,101 @@
+"""Which model is meant: what a user says of it on the command line."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from lib import digests
+from lib.errors import ModelError
+
+_SUFFIXES = (".onnx", ".pt2")
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model of the zoo, or a file, and the shapes it is tuned for."""
+
+    model: str  # name of the zoo, or path of an .onnx or .pt2 file
+    batch: int = 0  # images or texts of one inference, of a zoo model; 0: 1
+    sequence: int = 0  # tokens of a text, of a zoo model; 0: its own
+    shape: str = ""  # of a file's inputs or named dimensions: `ids=1,128 mask=1,128`, `batch=1 sequence=128`
+    weights: str = ""  # path of a .safetensors file for a zoo model; empty: random ones
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is named by a path, rather than as one of the zoo."""
+        return self.model.endswith(_SUFFIXES) or "/" in self.model
+
+    def check(self) -> None:
+        """Whether the options fit together and the files are there.
+
+        Raises:
+            ModelError: They do not, or are not.
+        """
+        if self.is_file:
+            if not self.model.endswith(_SUFFIXES):
+                raise ModelError(f"--model {self.model}: expected a file that ends in {' or '.join(_SUFFIXES)}.")
+            _require("--model", self.model)
+            if self.batch or self.sequence or self.weights:
+                raise ModelError(
+                    "--batch, --sequence and --weights are for models of the zoo. A file's dynamic dimensions are "
+                    "given by --shape, its weights are in the file."
+                )
+        elif self.shape:
+            raise ModelError(f"--shape is for files; the zoo's {self.model} takes --batch and --sequence.")
+        if self.batch < 0 or self.sequence < 0:
+            raise ModelError(f"--batch and --sequence count from 1, but got {self.batch} and {self.sequence}.")
+        if self.weights:
+            _require("--weights", self.weights)
+        parse_shapes(self.shape)
+
+    @property
+    def name(self) -> str:
+        """Folder name: equal for equal models, different for different content or shapes."""
+        parts = [Path(self.model).stem if self.is_file else self.model]
+        if self.is_file:
+            parts.append(_digest(Path(self.model))[:8])
+        if self.batch > 1:
+            parts.append(f"batch{self.batch}")
+        if self.sequence:
+            parts.append(f"sequence{self.sequence}")
+        if self.shape:
+            parts.append("+".join(f"{key}={'x'.join(map(str, of))}" for key, of in parse_shapes(self.shape).items()))
+        if self.weights:
+            parts.append(_digest(Path(self.weights))[:8])
+        return _UNNAMEABLE.sub("_", "-".join(parts).replace("=", "_"))
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """`ids=1,128 batch=4` as {"ids": (1, 128), "batch": (4,)}.
+
+    Raises:
+        ModelError: It is written in another way.
+    """
+    shapes = {}
+    for word in text.split():
+        name, _, numbers = word.rpartition("=")
+        extents = numbers.split(",")
+        if not name or not all(extent.isdigit() and int(extent) > 0 for extent in extents):
+            raise ModelError(
+                f"--shape {word!r}: expected NAME=EXTENT,EXTENT,... as in `ids=1,128` (several in quotes, "
+                "separated by spaces), with extents of at least 1."
+            )
+        shapes[name] = tuple(int(extent) for extent in extents)
+    return shapes
+
+
+def _require(option: str, path: str) -> None:
+    if not Path(path).is_file():
+        raise ModelError(f"{option} {path}: there is no such file.")
+
+
+def _digest(path: Path) -> str:
+    state = path.stat()
+    return _digest_of(path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _digest_of(path: Path, *_state: int) -> str:
+    return digests.of_file(path)
