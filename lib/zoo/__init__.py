@@ -40,7 +40,7 @@ class Entry:
 
     make: Callable[..., nn.Module]  # takes the number of tokens, if the model takes tokens
     shape: Shape  # of one sample: (224, 224, 3), or (tokens,) unless asked for otherwise
-    recipes: Recipes | str  # how a checkpoint becomes the weights, or why none does
+    checkpoint: Recipes | str  # how one becomes the weights, or why none does
     longest: int = 0  # most tokens; 0 for images
 
     @property
@@ -48,22 +48,22 @@ class Entry:
         return "int32" if self.longest else "float32"
 
 
-def _images(make: Callable[[], nn.Module], recipes: Recipes | str, size: int = 224) -> Entry:
-    return Entry(make, (size, size, 3), recipes)
+def _images(make: Callable[[], nn.Module], checkpoint: Recipes | str, size: int = 224) -> Entry:
+    return Entry(make, (size, size, 3), checkpoint)
 
 
 def _text(
-    network: type[Bert] | type[Gpt2], vocabulary: Vocabulary, size: Size, recipes: Recipes | str, length: int = 128
+    network: type[Bert] | type[Gpt2], vocabulary: Vocabulary, size: Size, checkpoint: Recipes | str, length: int = 128
 ) -> Entry:
-    return Entry(lambda tokens: network(tokens, vocabulary, size), (length,), recipes, vocabulary.longest)
+    return Entry(lambda tokens: network(tokens, vocabulary, size), (length,), checkpoint, vocabulary.longest)
 
 
 _NOT_V1B = (
-    "ResNet-50 checkpoints of timm and torchvision have their strides in the 3x3 convolutions: the shapes would fit "
-    "and the results be wrong. Use --model resnet50_v1b."
+    "those of timm and torchvision have their strides in the 3x3 convolutions; the shapes would fit and the results "
+    "be wrong. Use --model resnet50_v1b."
 )
-_NO_MOBILENET = "neither timm nor transformers has a MobileNet v1 of width 0.5 that computes the same"
-_TINY = "it is there for tests"
+_NO_MOBILENET = "neither timm nor transformers has a MobileNet v1 of width 0.5 that computes the same."
+_TINY = "it is there for tests."
 
 _BERT_WORDS, _ROBERTA_WORDS = Vocabulary(30522, 512), Vocabulary(50265, 514, offset=2, n_types=1)
 _BASE, _LARGE = Size(12, 768, 12, 3072, eps=1e-12), Size(24, 1024, 16, 4096, eps=1e-12)
@@ -109,10 +109,10 @@ def load(
     module, network = define(name, batch=batch, sequence=sequence)
     if weights is None:
         return _with_random_weights(module, shapes(network), seed)
-    source = entry(name).recipes
-    if isinstance(source, str):
-        raise ModelError(f"--model {name} takes no checkpoint: {source}")
-    return Model(module, checkpoints.read(weights, name, source(network), shapes(network)))
+    found = entry(name).checkpoint
+    if isinstance(found, str):
+        raise ModelError(f"--model {name} takes no checkpoint: {found}")
+    return Model(module, checkpoints.read(weights, name, found(network), shapes(network)))
 
 
 def entry(name: str) -> Entry:

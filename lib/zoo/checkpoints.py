@@ -50,19 +50,36 @@ def read(path: Path, model: str, recipes: Mapping[str, Recipe], shapes: Mapping[
         raise ModelError(f"{path}: there is no such file.")
     try:
         with safe_open(path, "np") as file:
-            names = {_plain(name): name for name in file.keys()}  # noqa: SIM118  # it has nothing but keys()
-            _check(path, model, file, names, recipes, shapes)
-            return {weight: _make(recipes[weight], shape, file, names) for weight, shape in shapes.items()}
+            tensors = _Tensors(file, {_plain(name): name for name in file.keys()})  # noqa: SIM118  # it is no dict
+            differences = _differences(tensors, recipes, shapes)
+            if differences:
+                raise ModelError(_told(path, model, differences))
+            return {weight: _make(recipes[weight], shape, tensors) for weight, shape in shapes.items()}
     except SafetensorError as error:
         raise ModelError(f"{path} is damaged or no .safetensors file: {error}") from error
 
 
-def _make(recipe: Recipe, shape: Shape, file: Any, names: Mapping[str, str]) -> np.ndarray:
-    needed = recipe.tensors(shape)
-    if recipe.optional and not names.keys() >= needed.keys():
-        return np.zeros(shape, np.float32)
-    parts = [file.get_tensor(names[tensor]).astype(np.float32, copy=False) for tensor in needed]
-    return np.ascontiguousarray(recipe.make(*parts).reshape(shape))
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """An open file, by plain names."""
+
+    file: Any  # of safetensors, which does not say its type
+    names: Mapping[str, str]  # in the file, by plain name
+
+    def difference(self, name: str, shape: Shape) -> str:
+        """How a tensor is not what is expected; empty if it is."""
+        if name not in self.names:
+            return f"{name}: expected {shape}, found no such tensor"
+        tensor = self.file.get_slice(self.names[name])
+        if tuple(tensor.get_shape()) != shape:
+            return f"{self.names[name]}: expected {shape}, found {tuple(tensor.get_shape())}"
+        if tensor.get_dtype() not in _FLOATS:
+            return f"{self.names[name]}: expected floats ({', '.join(_FLOATS)}), found {tensor.get_dtype()}"
+        return ""
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor in fp32."""
+        return np.asarray(self.file.get_tensor(self.names[name])).astype(np.float32, copy=False)
 
 
 def _plain(name: str) -> str:
@@ -72,41 +89,30 @@ def _plain(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-def _check(
-    path: Path,
-    model: str,
-    file: Any,
-    names: Mapping[str, str],
-    recipes: Mapping[str, Recipe],
-    shapes: Mapping[str, Shape],
-) -> None:
-    """Raise a ModelError unless the file has all that the recipes ask for."""
-    differences = {
-        name: difference
-        for weight, shape in shapes.items()
-        for name, expected in recipes[weight].tensors(shape).items()
-        if (name in names or not recipes[weight].optional)
-        and (difference := _difference(file, names.get(name), expected))
-    }
-    if differences:
-        lines = [f"{names.get(name, name)}: {difference}" for name, difference in differences.items()]
-        more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
-        told = "\n  ".join([f"{path} is no checkpoint of {model}:", *lines[:_NAMED], *more])
-        raise ModelError(
-            f"{told}\nGive a checkpoint of this very architecture, by the names of timm or of the transformers library."
-        )
+def _differences(tensors: _Tensors, recipes: Mapping[str, Recipe], shapes: Mapping[str, Shape]) -> list[str]:
+    """What the recipes ask for and the file does not have, a line for each tensor."""
+    found: dict[str, str] = {}  # some tensors are in several recipes
+    for weight, shape in shapes.items():
+        for name, expected in recipes[weight].tensors(shape).items():
+            if name in tensors.names or not recipes[weight].optional:
+                found[name] = tensors.difference(name, expected)
+    return [line for line in found.values() if line]
 
 
-def _difference(file: Any, name: str | None, shape: Shape) -> str:
-    """How a tensor is not what is expected; empty if it is."""
-    if name is None:
-        return f"expected {shape}, found no such tensor"
-    tensor = file.get_slice(name)
-    if tuple(tensor.get_shape()) != shape:
-        return f"expected {shape}, found {tuple(tensor.get_shape())}"
-    if tensor.get_dtype() not in _FLOATS:
-        return f"expected floats ({', '.join(_FLOATS)}), found {tensor.get_dtype()}"
-    return ""
+def _told(path: Path, model: str, differences: list[str]) -> str:
+    more = [f"and {len(differences) - _NAMED} more"] if len(differences) > _NAMED else []
+    lines = "\n  ".join([f"{path} is no checkpoint of {model}:", *differences[:_NAMED], *more])
+    return (
+        f"{lines}\nGive one of this very architecture, by the names of timm (convolutional networks) or of the "
+        "transformers library (the others)."
+    )
+
+
+def _make(recipe: Recipe, shape: Shape, tensors: _Tensors) -> np.ndarray:
+    needed = recipe.tensors(shape)
+    if recipe.optional and not tensors.names.keys() >= needed.keys():
+        return np.zeros(shape, np.float32)
+    return np.ascontiguousarray(recipe.make(*map(tensors.array, needed)).reshape(shape))
 
 
 def same(name: str) -> Recipe:

@@ -154,6 +154,7 @@ def first_token(x: nn.Tensor) -> nn.Tensor:
 
 
 def _einsum(subscripts: str, a: nn.Tensor, b: nn.Tensor) -> nn.Tensor:
+    """Sums of products; TVM loops over what is summed by alphabet, so letters go as the data lies."""
     return wrap_nested(relax.op.einsum((a._expr, b._expr), subscripts), "einsum")
 
 

@@ -80,7 +80,7 @@ def bert(network: Bert) -> dict[str, Recipe]:
 
 
 def vit(network: Vit) -> dict[str, Recipe]:
-    """ViTForImageClassification."""
+    """ViTForImageClassification; timm names the same weights otherwise, and its files are not read."""
     patches = "embeddings.patch_embeddings.projection"
     recipes = {
         "token": same("embeddings.cls_token"),
@@ -140,9 +140,9 @@ def _positions(network: Bert | Gpt2, name: str, *, types: str | None = None) -> 
         found: dict[str, Shape] = {name: (words.n_positions, shape[1])}
         return found | {types: (words.n_types, shape[1])} if types else found
 
-    def make(table: np.ndarray, *types: np.ndarray) -> np.ndarray:
+    def make(table: np.ndarray, *type_table: np.ndarray) -> np.ndarray:
         rows = table[words.offset : words.offset + length]
-        return rows + types[0][0] if types else rows
+        return rows + type_table[0][0] if type_table else rows
 
     return Recipe(tensors, make)
 

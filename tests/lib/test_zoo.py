@@ -58,14 +58,21 @@ def test_random_weights_stay_what_they_were():
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_a_graph_is_there_within_a_second_and_has_the_known_subgraphs(cpu, name):
-    start = time.monotonic()
-    module, _ = zoo.define(name)
-    seconds = time.monotonic() - start
-
-    found = workloads.extract(graph.fuse(module, cpu.tvm()))
+def test_a_graph_is_there_within_a_second_and_names_its_weights_in_order(name):
+    start = time.process_time()
+    module, network = zoo.define(name)
+    seconds = time.process_time() - start
 
     assert seconds < 1
+    given, *weights = module["main"].params
+    assert str(given.name) == "x"
+    assert [str(weight.name) for weight in weights] == list(zoo.shapes(network))
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_a_model_has_the_known_subgraphs_all_of_them_tunable(cpu, name):
+    found = workloads.extract(graph.fuse(zoo.define(name)[0], cpu.tvm()))
+
     assert len(found) == SUBGRAPHS[name]
     assert all(subgraph.tunable for subgraph in found)
 
@@ -120,6 +127,13 @@ def test_the_sequence_reaches_input_outputs_and_positions(name, longest):
     assert zoo.shapes(network)["embedding.position"][0] == longest
     with pytest.raises(ModelError, match=f"--model {name} takes sequences of 1 to {longest} tokens"):
         zoo.define(name, sequence=longest + 1)
+
+
+def test_one_token_is_a_sequence(cpu):
+    module, _ = zoo.define("gpt2", batch=2, sequence=1)
+
+    assert interface(module) == [[2, 1], [2, 1, 768]]
+    assert workloads.extract(graph.fuse(module, cpu.tvm()))
 
 
 def test_images_have_no_sequence():

@@ -176,7 +176,7 @@ def test_missing_and_misshaped_tensors_are_named_with_the_file(tmp_path):
     with pytest.raises(ModelError) as caught:
         read("bert", path)
 
-    assert str(caught.value).splitlines()[:-1] == [
+    assert str(caught.value).splitlines()[:-1] == [  # the last one says what to do
         f"{path} is no checkpoint of bert:",
         "  embeddings.word_embeddings.weight: expected (50, 32), found (51, 32)",
         "  encoder.layer.0.output.dense.bias: expected floats (F64, F32, F16, BF16), found I8",
@@ -230,8 +230,8 @@ def test_a_model_without_checkpoints_says_why(name, reason):
         zoo.load(name, weights=DATA / "resnet_v1.safetensors")
 
 
-@pytest.mark.parametrize("name", [name for name, entry in zoo.ZOO.items() if not isinstance(entry.recipes, str)])
+@pytest.mark.parametrize("name", [name for name, entry in zoo.ZOO.items() if not isinstance(entry.checkpoint, str)])
 def test_every_weight_of_a_model_with_checkpoints_has_a_recipe(name):
     _, network = zoo.define(name)
 
-    assert set(zoo.entry(name).recipes(network)) == set(zoo.shapes(network))
+    assert set(zoo.entry(name).checkpoint(network)) == set(zoo.shapes(network))
