@@ -41,10 +41,10 @@ from stages import cluster, generate, measure, train
 
 def subgraphs() -> list[tuple[str, Subgraph]]:
     """A 3x3 convolution of ResNet-50 (14x14, 256 channels) and the first MLP product of BERT-Base with its GELU."""
-    resnet = workloads.extract(graph.fuse(zoo.load("resnet50").module, TARGET.tvm()))
+    resnet = workloads.extract(graph.fuse(zoo.define("resnet50")[0], TARGET.tvm()))
     convolution = next(s for s in resnet if s.core_operator == "conv2d" and s.weight == 6)
-    encoder = zoo.Encoder(n_tokens=1000, length=128, layers=1, width=768, heads=12, hidden=3072)
-    bert = workloads.extract(graph.fuse(zoo.export(encoder, (1, 128), "int32").module, TARGET.tvm()))
+    encoder, _ = zoo.define("bert_base")
+    bert = workloads.extract(graph.fuse(encoder, TARGET.tvm()))
     product = next(s for s in bert if s.core_operator == "matmul" and "erf" in s.operators)
     return [("ResNet-50 conv 3x3", convolution), ("BERT-Base matmul + GELU", product)]
 

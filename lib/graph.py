@@ -27,17 +27,6 @@ class Model:
     module: tvm.IRModule
     weights: Mapping[str, np.ndarray]  # by parameter name, in parameter order
 
-    @staticmethod
-    def from_function(function: relax.Function, weights: Mapping[str, np.ndarray]) -> "Model":
-        """A model of one function that takes inputs and then weights, by the names of its parameters."""
-        module = tvm.IRModule({ENTRY: function.with_attr("global_symbol", ENTRY)})
-        n_inputs = int(function.attrs["num_input"])
-        values = list(weights.values())
-        names = [str(param.name) for param in function.params[n_inputs:]]
-        if len(names) != len(values):
-            raise ValueError(f"{len(names)} weight parameters, but {len(values)} weights")
-        return Model(module, dict(zip(names, values, strict=True)))
-
 
 def lift_constants(module: tvm.IRModule) -> Model:
     """Make parameters of the constants of `main`, so that programs and weights part; scalars stay."""

@@ -1,0 +1,168 @@
+"""Where the weights of each network lie in a checkpoint: timm's names, and those of the transformers library.
+
+Each function takes a network and returns a recipe for every one of its weights, by our name.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from lib.zoo.checkpoints import Recipe, Shape, affine, convolution, folded, linear, norm, same, vector
+from lib.zoo.convolutional import BasicBlock, MobileNetV2, ResNet, ResNetV2
+from lib.zoo.transformers import Bert, Gpt2, Vit
+
+
+def resnet(network: ResNet) -> dict[str, Recipe]:
+    """timm's `resnet18` and `resnet50`, which are torchvision's, too."""
+    recipes = folded("stem", "conv1", "bn1") | linear("classifier", "fc")
+    for n, (group, position) in enumerate(_numbered(network.depths)):
+        ours, theirs = f"blocks.{n}", f"layer{group + 1}.{position}"
+        block = network.blocks[n]
+        parts = ("first", "second") if isinstance(block, BasicBlock) else ("reduce", "middle", "expand")
+        for number, part in enumerate(parts, start=1):
+            recipes |= folded(f"{ours}.{part}", f"{theirs}.conv{number}", f"{theirs}.bn{number}")
+        if block.shortcut:
+            recipes |= folded(f"{ours}.shortcut", f"{theirs}.downsample.0", f"{theirs}.downsample.1")
+    return recipes
+
+
+def resnet_v2(network: ResNetV2) -> dict[str, Recipe]:
+    """timm's `resnetv2_152`: the norm before a convolution in a block is folded into the convolution before it."""
+    recipes = convolution("stem", "stem.conv") | affine("norm", "norm")
+    recipes |= {"classifier.weight": _one_by_one("head.fc.weight"), "classifier.bias": vector("head.fc.bias")}
+    for n, (group, position) in enumerate(_numbered(network.depths)):
+        ours, theirs = f"blocks.{n}", f"stages.{group}.blocks.{position}"
+        recipes |= affine(f"{ours}.norm", f"{theirs}.norm1")
+        recipes |= folded(f"{ours}.reduce", f"{theirs}.conv1", f"{theirs}.norm2")
+        recipes |= folded(f"{ours}.middle", f"{theirs}.conv2", f"{theirs}.norm3")
+        recipes |= convolution(f"{ours}.expand", f"{theirs}.conv3")
+        if not position:
+            recipes |= convolution(f"{ours}.shortcut", f"{theirs}.downsample.conv")
+    return recipes
+
+
+def mobilenet_v2(network: MobileNetV2) -> dict[str, Recipe]:
+    """timm's `mobilenetv2_050`: a block that does not expand has other names."""
+    recipes = folded("stem", "conv_stem", "bn1") | folded("head", "conv_head", "bn2")
+    recipes |= linear("classifier", "classifier")
+    for n, (stage, position) in enumerate(_numbered(network.depths)):
+        ours, theirs = f"blocks.{n}", f"blocks.{stage}.{position}"
+        parts = [("expand", "conv_pw"), ("depthwise", "conv_dw"), ("project", "conv_pwl")]
+        if not network.blocks[n].expand:
+            parts = [("depthwise", "conv_dw"), ("project", "conv_pw")]
+        for number, (part, conv) in enumerate(parts, start=1):
+            recipes |= folded(f"{ours}.{part}", f"{theirs}.{conv}", f"{theirs}.bn{number}")
+    return recipes
+
+
+def bert(network: Bert) -> dict[str, Recipe]:
+    """BertModel and RobertaModel. What was trained for masked words alone, as RoBERTa, has no pooler: zeros then."""
+    pooler = linear("pooler", "pooler.dense")
+    recipes = {
+        "embedding.word": same("embeddings.word_embeddings.weight"),
+        "embedding.position": _positions(
+            network, "embeddings.position_embeddings.weight", types="embeddings.token_type_embeddings.weight"
+        ),
+        **norm("norm", "embeddings.LayerNorm"),
+        **{weight: replace(recipe, optional=True) for weight, recipe in pooler.items()},
+    }
+    for n in range(len(network.layers)):
+        ours, theirs = f"layers.{n}", f"encoder.layer.{n}"
+        for part in ("query", "key", "value"):
+            recipes |= linear(f"{ours}.attention.{part}", f"{theirs}.attention.self.{part}")
+        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense", n_in=2)
+        recipes |= norm(f"{ours}.norm1", f"{theirs}.attention.output.LayerNorm")
+        recipes |= linear(f"{ours}.up", f"{theirs}.intermediate.dense")
+        recipes |= linear(f"{ours}.down", f"{theirs}.output.dense")
+        recipes |= norm(f"{ours}.norm2", f"{theirs}.output.LayerNorm")
+    return recipes
+
+
+def vit(network: Vit) -> dict[str, Recipe]:
+    """ViTForImageClassification; timm names the same weights otherwise, and its files are not read."""
+    patches = "embeddings.patch_embeddings.projection"
+    recipes = {
+        "token": same("embeddings.cls_token"),
+        "position": same("embeddings.position_embeddings"),
+        **convolution("patches", patches),
+        "patches.bias": vector(f"{patches}.bias"),
+        **norm("norm", "layernorm"),
+        **linear("classifier", "classifier"),
+    }
+    for n in range(len(network.layers)):
+        ours, theirs = f"layers.{n}", f"encoder.layer.{n}"
+        recipes |= norm(f"{ours}.norm1", f"{theirs}.layernorm_before")
+        for part in ("query", "key", "value"):
+            recipes |= linear(f"{ours}.attention.{part}", f"{theirs}.attention.attention.{part}")
+        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense", n_in=2)
+        recipes |= norm(f"{ours}.norm2", f"{theirs}.layernorm_after")
+        recipes |= linear(f"{ours}.up", f"{theirs}.intermediate.dense")
+        recipes |= linear(f"{ours}.down", f"{theirs}.output.dense")
+    return recipes
+
+
+def gpt2(network: Gpt2) -> dict[str, Recipe]:
+    """GPT2Model, whose products lie as (in, out) in the file, those of query, key and value side by side."""
+    recipes = {
+        "embedding.word": same("wte.weight"),
+        "embedding.position": _positions(network, "wpe.weight"),
+        **norm("norm", "ln_f"),
+    }
+    for n in range(len(network.layers)):
+        ours, theirs = f"layers.{n}", f"h.{n}"
+        recipes |= norm(f"{ours}.norm1", f"{theirs}.ln_1")
+        for number, part in enumerate(("query", "key", "value")):
+            recipes |= _third(f"{ours}.attention.{part}", f"{theirs}.attn.c_attn", number)
+        recipes |= _in_out(f"{ours}.attention.out", f"{theirs}.attn.c_proj", n_in=2)
+        recipes |= norm(f"{ours}.norm2", f"{theirs}.ln_2")
+        recipes |= _in_out(f"{ours}.up", f"{theirs}.mlp.c_fc")
+        recipes |= _in_out(f"{ours}.down", f"{theirs}.mlp.c_proj")
+    return recipes
+
+
+def _numbered(depths: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Group and position of each block."""
+    return [(group, position) for group, depth in enumerate(depths) for position in range(depth)]
+
+
+def _one_by_one(name: str) -> Recipe:
+    """A product that is a 1x1 convolution in the file."""
+    return Recipe(lambda shape: {name: (*shape[::-1], 1, 1)}, lambda kernel: kernel[:, :, 0, 0].transpose())
+
+
+def _positions(network: Bert | Gpt2, name: str, *, types: str | None = None) -> Recipe:
+    """The rows of a table of positions that the network uses and, if named, the first of a table of types on top."""
+    words = network.vocabulary
+    length = int(network.embedding.position.shape[0])
+
+    def tensors(shape: Shape) -> dict[str, Shape]:
+        found: dict[str, Shape] = {name: (words.n_positions, shape[1])}
+        return found | {types: (words.n_types, shape[1])} if types else found
+
+    def make(table: np.ndarray, *type_table: np.ndarray) -> np.ndarray:
+        rows = table[words.offset : words.offset + length]
+        return rows + type_table[0][0] if type_table else rows
+
+    return Recipe(tensors, make)
+
+
+def _third(ours: str, theirs: str, number: int) -> dict[str, Recipe]:
+    """One of three products that lie side by side, (in, 3 x out)."""
+
+    def third(tensor: np.ndarray) -> np.ndarray:
+        return np.split(tensor, 3, axis=-1)[number]
+
+    return {
+        f"{ours}.weight": Recipe(lambda shape: {f"{theirs}.weight": (shape[0], 3 * math.prod(shape[1:]))}, third),
+        f"{ours}.bias": Recipe(lambda shape: {f"{theirs}.bias": (3 * math.prod(shape),)}, third),
+    }
+
+
+def _in_out(ours: str, theirs: str, n_in: int = 1) -> dict[str, Recipe]:
+    """A product that lies as (in, out) in the file, too; `n_in` as in `transposed`."""
+
+    def tensors(shape: Shape) -> dict[str, Shape]:
+        return {f"{theirs}.weight": (math.prod(shape[:n_in]), math.prod(shape[n_in:]))}
+
+    return {f"{ours}.weight": Recipe(tensors, lambda tensor: tensor), f"{ours}.bias": vector(f"{theirs}.bias")}
