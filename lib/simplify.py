@@ -4,10 +4,16 @@ import tvm
 from tvm.relax import transform
 
 from lib.rewrite import rewrite
-from lib.rules import arithmetic, constants, convolution, movement, normalization
-from lib.rules.projections import merge_projections
+from lib.rules import arithmetic, attention, constants, convolution, movement, normalization
 
-RULES = [*constants.RULES, *arithmetic.RULES, *movement.RULES, *normalization.RULES, *convolution.RULES]
+RULES = [
+    *constants.RULES,
+    *arithmetic.RULES,
+    *attention.RULES,  # before movement: what becomes a product needs no movement
+    *movement.RULES,
+    *normalization.RULES,
+    *convolution.RULES,
+]
 
 
 def simplify(module: tvm.IRModule) -> tvm.IRModule:
@@ -20,5 +26,4 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
 
     Simplify before: TVM 0.27's ConvertLayout crashes on what an unfolded batch norm leaves (`var + eps`).
     """
-    module = simplify(transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module))
-    return simplify(merge_projections(module))
+    return simplify(transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module))

@@ -77,7 +77,7 @@ def _made_by_contraction(graph: Graph, expr: relax.Expr) -> bool:
     shifted = graph.calls(expr, "relax.add")
     if shifted is not None and graph.value(shifted.args[1]) is not None:
         expr = shifted.args[0]
-    return graph.calls(expr, "relax.nn.conv2d", "relax.matmul") is not None
+    return graph.calls(expr, "relax.nn.conv2d", "relax.matmul", "relax.einsum") is not None
 
 
 @rule("relax.divide")

@@ -146,7 +146,7 @@ def reshape_later(graph: Graph, call: relax.Call) -> relax.Expr | None:
         if not source or not target or source[-1] != target[-1]:
             continue
         # Only what a contraction made is worth it, and an operand that fits both shapes.
-        if graph.calls(_root(graph, reshape.args[0]), "relax.matmul", "relax.nn.conv2d") is None:
+        if graph.calls(_root(graph, reshape.args[0]), "relax.matmul", "relax.einsum", "relax.nn.conv2d") is None:
             continue
         args = [_as_before(graph, other, source, target) for other in call.args]
         args[position] = reshape.args[0]
