@@ -47,7 +47,10 @@ def lift_constants(module: tvm.IRModule) -> Model:
     lifted = lifted.with_attrs({"num_input": len(function.params), "global_symbol": ENTRY})
     functions = dict(module.functions_items())
     functions = {gvar: lifted if gvar.name_hint == ENTRY else f for gvar, f in functions.items()}
-    weights = {str(p.name): value for p, value in zip(lifter.params, lifter.values, strict=True)}
+    weights = {
+        str(param.name): np.from_dlpack(const.value)  # no copy: there may be gigabytes
+        for param, const in zip(lifter.params, lifter.constants, strict=True)
+    }
     return Model(tvm.IRModule(functions, attrs=module.attrs), weights)
 
 
@@ -56,18 +59,17 @@ class _Lifter(PyExprMutator):
     def __init__(self) -> None:
         super().__init__()
         self.params: list[relax.Var] = []
-        self.values: list[np.ndarray] = []
+        self.constants: list[tvm.ir.Constant] = []
 
     def visit_generic_const_(self, const: tvm.ir.Constant) -> relax.Expr:
-        value = const.value.numpy()
-        if value.ndim == 0:
+        if not const.value.shape:
             return const
-        for param, known in zip(self.params, self.values, strict=True):
-            if known is value:
+        for param, known in zip(self.params, self.constants, strict=True):
+            if known.same_as(const):
                 return param
         param = relax.Var(f"weight_{len(self.params)}", const.ty)
         self.params.append(param)
-        self.values.append(value)
+        self.constants.append(const)
         return param
 
 

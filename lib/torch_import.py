@@ -3,6 +3,7 @@
 torch is imported only here, and only when such a file is loaded: it is the extra `torch` of this package.
 """
 
+import gc
 import json
 import logging
 import math
@@ -40,8 +41,11 @@ def load(path: Path) -> Model:
     program = _read(torch, path)
     _check_inputs(torch, program, path)
     _check_shapes(torch, program, path)
-    module = _translate(torch, program, path)
-    del program  # the constants of `module` share its memory until the clean-up replaces them
+    program = _decompose(torch, program, path)
+    _check_state(program, path)
+    module = _translate(program, path)
+    del program
+    gc.collect()  # graphs of torch are cycles: without this the weights stay in memory beside those cleaned up
     return lift_constants(channels_last(simplify(module)))
 
 
@@ -81,7 +85,7 @@ def _check_payload(archive: zipfile.ZipFile, path: Path) -> None:
     names = archive.namelist()
     if not any(re.search(r"(^|/)(models/[^/]+|serialized_exported_program)\.json$", name) for name in names):
         raise ModelError(
-            f"{path} holds no exported program, but perhaps a state dict or a TorchScript. "
+            f"{path} holds no exported program: it is a state dict or a TorchScript, or damaged. "
             "Write it with torch.export.save(torch.export.export(model.eval(), inputs), path)."
         )
     objects = [name for name in names if re.search(r"/constants/(custom|opaque)_obj", name)]
@@ -110,21 +114,26 @@ def _register_containers(archive: zipfile.ZipFile) -> None:
     ]
     found = {name for spec in specs for name in _container_names(json.loads(spec)[1])}
     for name in found - set(_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE):
-        stand_in = type(name.rpartition(".")[2], (_Container,), {})
-        _pytree.register_pytree_node(
-            stand_in,
-            lambda container: (container.leaves, container.context),
-            lambda leaves, context, made=stand_in: made(leaves, context),  # type: ignore[misc]
-            serialized_type_name=name,
-            to_dumpable_context=lambda context: context,
-            from_dumpable_context=lambda context: context,
-        )
+        _register(type(name.rpartition(".")[2], (_Container,), {}), name)
 
 
 class _Container:
     def __init__(self, leaves: Any, context: Any) -> None:
         self.leaves = list(leaves)
         self.context = context
+
+
+def _register(stand_in: type[_Container], name: str) -> None:
+    from torch.utils import _pytree
+
+    _pytree.register_pytree_node(
+        stand_in,
+        lambda container: (container.leaves, container.context),
+        stand_in,
+        serialized_type_name=name,
+        to_dumpable_context=lambda context: context,
+        from_dumpable_context=lambda context: context,
+    )
 
 
 def _container_names(spec: dict[str, Any]) -> Iterator[str]:
@@ -172,25 +181,19 @@ def _complaints() -> Iterator[list[BaseException]]:
 
 
 def _check_inputs(torch: ModuleType, program: Any, path: Path) -> None:
-    """Tensors of fixed shapes in, and no state that an inference changes."""
-    symbolic = torch.SymInt
+    """Inputs are tensors of fixed shapes."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     for name in program.graph_signature.user_inputs:
         value = values.get(name)
         if not isinstance(value, torch.Tensor):
             raise ModelError(f"{path}: input {name!r} is {value!r}, not a tensor. Export the model without it.")
-        dynamic = [axis for axis, extent in enumerate(value.shape) if isinstance(extent, symbolic)]
+        dynamic = [axis for axis, extent in enumerate(value.shape) if isinstance(extent, torch.SymInt)]
         if dynamic:
             shape = ", ".join(str(extent) for extent in value.shape)
             raise ModelError(
                 f"{path}: input {name!r} has the dynamic shape ({shape}): dimension {dynamic[0]} is not fixed. "
                 "Call torch.export.export without `dynamic_shapes`, on inputs of the size to tune for."
             )
-    changed = list(program.graph_signature.buffers_to_mutate.values())
-    if changed:
-        raise ModelError(
-            f"{path}: each inference changes {changed[0]!r}, as in training. Call model.eval() before the export."
-        )
 
 
 def _check_shapes(torch: ModuleType, program: Any, path: Path) -> None:
@@ -208,25 +211,45 @@ def _operator(node: Any) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
+def _check_state(program: Any, path: Path) -> None:
+    """No inference changes what the next one reads; a decomposed program tells."""
+    changed = list(program.graph_signature.buffers_to_mutate.values())
+    if changed:
+        raise ModelError(
+            f"{path}: each inference changes {changed[0]!r}, as in training. Call model.eval() before the export."
+        )
+
+
 # Translating.
 
 
-def _translate(torch: ModuleType, program: Any, path: Path) -> tvm.IRModule:
+def _decompose(torch: ModuleType, program: Any, path: Path) -> Any:
+    """The program in fewer kinds of operators, none of which writes to its arguments."""
+    try:
+        with torch.no_grad():
+            return program.run_decompositions(_decompositions(torch))
+    except Exception as error:  # torch traces the program, so whatever its operators raise
+        raise ModelError(f"{path} cannot be decomposed by torch {torch.__version__}: {_last_line(error)}") from error
+
+
+def _translate(program: Any, path: Path) -> tvm.IRModule:
     """The program in Relax, with weights as constants that share torch's memory."""
     from tvm.relax.frontend.torch import from_exported_program
 
     try:
-        with torch.no_grad():
-            program = program.run_decompositions(_decompositions(torch))
         return from_exported_program(
             program, run_ep_decomposition=False, unwrap_unit_return_tuple=True, custom_convert_map=_CONVERTERS
         )
     except Exception as error:  # the importer raises whatever its converters meet
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        if "Unsupported function types" in reason[0]:
-            operators = ", ".join(sorted(re.findall(r"'([^']+)'", reason[0])))
+        reason = _last_line(error)
+        if reason.startswith("Unsupported function types"):
+            operators = ", ".join(sorted(re.findall(r"'([^']+)'", reason)))
             raise ModelError(f"{path} uses operators that cannot be imported: {operators}.") from error
-        raise ModelError(f"{path} cannot be imported: {reason[-1]}") from error
+        raise ModelError(f"{path} cannot be imported: {reason}") from error
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _decompositions(torch: ModuleType) -> Any:
@@ -286,6 +309,14 @@ def _embedding(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.take(table, ids, axis=0, mode="clip"))
 
 
+def _select(node: Any, importer: Any) -> relax.Var:
+    """A slice without its axis; the importer gathers by a constant index."""
+    x = importer.env[node.args[0]]
+    axis, index = node.args[1] % x.ty.ndim, node.args[2] % int(x.ty.shape[node.args[1]])
+    part = relax.op.strided_slice(x, [axis], [index], [index + 1])
+    return importer.block_builder.emit(relax.op.squeeze(importer.block_builder.emit(part), [axis]))
+
+
 def _cumsum(node: Any, importer: Any) -> relax.Var:
     """Sums of booleans and small integers are int64 in torch; the importer keeps their type."""
     x = importer.env[node.args[0]]
@@ -295,4 +326,8 @@ def _cumsum(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.cumsum(x, axis=node.args[1]))
 
 
-_CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {"embedding.default": _embedding, "cumsum.default": _cumsum}
+_CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
+    "cumsum.default": _cumsum,
+    "embedding.default": _embedding,
+    "select.int": _select,
+}
