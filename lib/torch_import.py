@@ -10,12 +10,13 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -227,9 +228,53 @@ def _decompose(torch: ModuleType, program: Any, path: Path) -> Any:
     """The program in fewer kinds of operators, none of which writes to its arguments."""
     try:
         with torch.no_grad():
-            return program.run_decompositions(_decompositions(torch))
+            program = program.run_decompositions(_decompositions(torch))
+            _fold_constants(torch, program)
+            return program
     except Exception as error:  # torch traces the program, so whatever its operators raise
         raise ModelError(f"{path} cannot be decomposed by torch {torch.__version__}: {_last_line(error)}") from error
+
+
+def _fold_constants(torch: ModuleType, program: Any) -> None:
+    """Compute now what depends on buffers alone (positions, causal masks), with torch, whose operators they are.
+
+    What is read afterwards stands in the graph as `get_attr`, of Relax constants: the importer takes them as such.
+    Parameters stay out: they are large, and what becomes of them is the clean-up's business.
+    """
+    graph, known = program.graph, _buffers(program)
+    for node in graph.nodes:
+        if node.op == "call_function" and _is_foldable(torch, node, known):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+    for node, value in known.items():
+        used = any(user not in known for user in node.users)
+        if used and isinstance(value, torch.Tensor):
+            name = f"_folded_{node.name}"
+            setattr(program.graph_module, name, relax.const(value.numpy(force=True)))
+            with graph.inserting_before(node):
+                folded = graph.create_node("get_attr", name)
+            folded.meta = dict(node.meta)
+            node.replace_all_uses_with(folded)
+    graph.eliminate_dead_code()
+
+
+def _buffers(program: Any) -> dict[Any, Any]:
+    """Tensors that are no parameters, by the node that stands for them."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    tensors = {**program.state_dict, **program.constants}
+    nodes = program.graph.find_nodes(op="placeholder")
+    return {node: tensors[names[node.name]] for node in nodes if node.name in names}
+
+
+def _is_foldable(torch: ModuleType, node: Any, known: Mapping[Any, Any]) -> bool:
+    """Whether all is known of a node's inputs, chance plays no part, and nothing is blown up."""
+    if not all(source in known for source in node.all_input_nodes):
+        return False
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return False
+    expands = node.target is torch.ops.aten.expand.default
+    return not expands or known[node.args[0]].numel() == node.meta["val"].numel()
 
 
 def _translate(program: Any, path: Path) -> tvm.IRModule:
@@ -309,6 +354,17 @@ def _embedding(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.take(table, ids, axis=0, mode="clip"))
 
 
+def _index(node: Any, importer: Any) -> relax.Var:
+    """To read every element once, in order (as the masks of transformers are read), is to reshape."""
+    x, indices = importer.env[node.args[0]], [importer.env.get(index) for index in node.args[1]]
+    if all(isinstance(index, tvm.ir.Constant) for index in indices):
+        numbers = np.arange(math.prod(node.args[0].meta["val"].shape)).reshape(node.args[0].meta["val"].shape)
+        read = numbers[tuple(index.value.numpy() for index in indices)]
+        if np.array_equal(read.ravel(), numbers.ravel()):
+            return importer.block_builder.emit(relax.op.reshape(x, read.shape))
+    return importer._index_tensor(node)
+
+
 def _select(node: Any, importer: Any) -> relax.Var:
     """A slice without its axis; the importer gathers by a constant index."""
     x = importer.env[node.args[0]]
@@ -326,8 +382,19 @@ def _cumsum(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.cumsum(x, axis=node.args[1]))
 
 
+def _where(node: Any, importer: Any) -> relax.Var:
+    """A condition that is known and always true (no row of a causal mask is empty) chooses nothing."""
+    condition, x, y = (importer.env[argument] for argument in node.args)
+    always = isinstance(condition, tvm.ir.Constant) and bool(condition.value.numpy().all())
+    if always and tuple(node.args[1].meta["val"].shape) == tuple(node.meta["val"].shape):
+        return x
+    return importer.block_builder.emit(relax.op.where(condition, x, y))
+
+
 _CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
     "cumsum.default": _cumsum,
     "embedding.default": _embedding,
+    "index.Tensor": _index,
     "select.int": _select,
+    "where.self": _where,
 }

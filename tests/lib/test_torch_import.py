@@ -185,6 +185,43 @@ def test_one_of_many_is_selected_also_from_the_end(tmp_path, cpu, torch, models)
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 4))
 
 
+def test_what_depends_on_no_input_is_computed_at_import(tmp_path, cpu, torch, models):
+    def masked(self, scores):
+        positions = torch.arange(6)
+        causal = positions[:, None] >= positions
+        counted = (positions.diff() > 0).cumsum(-1)
+        return torch.where(causal, scores, 0.0) + counted[-1] + self.shift
+
+    model = models["function"](masked)
+    model.register_buffer("shift", torch.randn(6))
+    scores = torch.randn(1, 6, 6)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, scores)
+
+    subgraphs = workloads.extract(graph.fuse(torch_import.load(tmp_path / "m.pt2").module, cpu.tvm()))
+    assert [subgraph.operators for subgraph in subgraphs] == [["select", "add", "add"]]
+
+
+@pytest.mark.parametrize(("order", "operators"), [([0, 1, 2], ["reshape"]), ([0, 2, 1], ["index_tensor"])])
+def test_to_read_all_in_order_is_to_reshape(tmp_path, cpu, torch, models, order, operators):
+    rows, columns = torch.zeros(1, 1, dtype=torch.int64), torch.tensor(order)
+    model = models["function"](lambda self, x: x[rows, columns].unsqueeze(0) * 2)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(1, 3))
+
+    script = torch_import.load(tmp_path / "m.pt2").module.script(show_meta=False)
+    assert [name for name in ("reshape", "index_tensor") if f"R.{name}(" in script] == operators
+
+
+def test_a_choice_that_is_always_the_same_is_made_at_import(tmp_path, torch, models):
+    attention = torch.nn.functional.scaled_dot_product_attention
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    model = models["function"](lambda self, x: attention(x, x, x, mask))
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(1, 2, 4, 8))
+
+    assert "R.where" not in torch_import.load(path).module.script(show_meta=False)
+
+
 def test_token_ids_keep_their_bound(tmp_path, cpu, torch, models):
     model = models["function"](lambda self, ids: self.table(ids), table=torch.nn.Embedding(50, 8))
     path = save(torch, tmp_path / "m.pt2", model, torch.tensor([[0, 49, 7]]))
