@@ -42,6 +42,7 @@ def load(path: Path) -> Model:
     program = _read(torch, path)
     _check_inputs(torch, program, path)
     _check_shapes(torch, program, path)
+    _check_weights(torch, program, path)
     program = _decompose(torch, program, path)
     _check_state(program, path)
     module = _translate(program, path)
@@ -77,8 +78,8 @@ def _read(torch: ModuleType, path: Path) -> Any:
         try:
             return torch.export.load(path)
         except Exception as error:  # whatever its deserialisers meet, often only logged
-            reason = str(complaints[0] if complaints else error).strip().splitlines() or [type(error).__name__]
-            raise ModelError(f"{path} cannot be read by torch {torch.__version__}: {reason[0]}") from error
+            reason = _line(complaints[0] if complaints else error, 0)
+            raise ModelError(f"{path} cannot be read by torch {torch.__version__}: {reason}") from error
 
 
 def _check_payload(archive: zipfile.ZipFile, path: Path) -> None:
@@ -182,10 +183,14 @@ def _complaints() -> Iterator[list[BaseException]]:
 
 
 def _check_inputs(torch: ModuleType, program: Any, path: Path) -> None:
-    """Inputs are tensors of fixed shapes."""
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    for name in program.graph_signature.user_inputs:
-        value = values.get(name)
+    """Inputs are tensors of fixed shapes, or flags and the like, which are fixed altogether."""
+    from torch.export.graph_signature import ConstantArgument, InputKind
+
+    values = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is not InputKind.USER_INPUT or isinstance(spec.arg, ConstantArgument):
+            continue
+        name, value = spec.arg.name, values.get(spec.arg.name)
         if not isinstance(value, torch.Tensor):
             raise ModelError(f"{path}: input {name!r} is {value!r}, not a tensor. Export the model without it.")
         dynamic = [axis for axis, extent in enumerate(value.shape) if isinstance(extent, torch.SymInt)]
@@ -206,6 +211,15 @@ def _check_shapes(torch: ModuleType, program: Any, path: Path) -> None:
                 f"{path}: the shape of {node.name!r}, which {_operator(node)} makes, depends on its values. "
                 "Export a model whose shapes are all fixed."
             )
+
+
+def _check_weights(torch: ModuleType, program: Any, path: Path) -> None:
+    """What the importer makes products of, in the memory that TVM reads: float32 on the CPU."""
+    for name, tensor in {**program.state_dict, **program.constants}.items():
+        if tensor.device.type != "cpu":
+            raise ModelError(f"{path}: {name!r} is on {tensor.device}. Call model.cpu() before the export.")
+        if tensor.dtype.is_floating_point and tensor.dtype != torch.float32:
+            raise ModelError(f"{path}: {name!r} is {tensor.dtype}. Call model.float() before the export.")
 
 
 def _operator(node: Any) -> str:
@@ -229,10 +243,28 @@ def _decompose(torch: ModuleType, program: Any, path: Path) -> Any:
     try:
         with torch.no_grad():
             program = program.run_decompositions(_decompositions(torch))
+            _drop_flags(torch, program)
             _fold_constants(torch, program)
             return program
     except Exception as error:  # torch traces the program, so whatever its operators raise
-        raise ModelError(f"{path} cannot be decomposed by torch {torch.__version__}: {_last_line(error)}") from error
+        raise ModelError(f"{path} cannot be decomposed by torch {torch.__version__}: {_line(error, 0)}") from error
+
+
+def _drop_flags(torch: ModuleType, program: Any) -> None:
+    """Arguments and results that are no tensors (flags, None) were fixed by the export; the importer takes none."""
+    from torch.export.graph_signature import ConstantArgument, InputKind
+
+    signature, graph = program.graph_signature, program.graph
+    flags = [s for s in signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, ConstantArgument)]
+    for placeholder in graph.find_nodes(op="placeholder"):
+        if placeholder.name in [flag.arg.name for flag in flags]:
+            graph.erase_node(placeholder)
+    signature.input_specs[:] = [spec for spec in signature.input_specs if spec not in flags]
+    output = graph.output_node()
+    results = zip(output.args[0], signature.output_specs, strict=True)
+    tensors = [(value, spec) for value, spec in results if isinstance(value, torch.fx.Node)]
+    output.args = (tuple(value for value, _ in tensors),)
+    signature.output_specs[:] = [spec for _, spec in tensors]
 
 
 def _fold_constants(torch: ModuleType, program: Any) -> None:
@@ -286,15 +318,15 @@ def _translate(program: Any, path: Path) -> tvm.IRModule:
             program, run_ep_decomposition=False, unwrap_unit_return_tuple=True, custom_convert_map=_CONVERTERS
         )
     except Exception as error:  # the importer raises whatever its converters meet
-        reason = _last_line(error)
+        reason = _line(error, -1)
         if reason.startswith("Unsupported function types"):
             operators = ", ".join(sorted(re.findall(r"'([^']+)'", reason)))
             raise ModelError(f"{path} uses operators that cannot be imported: {operators}.") from error
         raise ModelError(f"{path} cannot be imported: {reason}") from error
 
 
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+def _line(error: BaseException, number: int) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[number]
 
 
 def _decompositions(torch: ModuleType) -> Any:
@@ -340,7 +372,7 @@ def _attention(
         return scores.softmax(-1) @ value
     readable = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
     if attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, -math.inf)
+        attn_mask = torch.where(attn_mask, 0.0, -math.inf).to(query.dtype)
     result = (scores + attn_mask).softmax(-1) @ value
     return result if is_causal else torch.where(readable.any(-1, keepdim=True), result, 0.0)
 
@@ -382,6 +414,20 @@ def _cumsum(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.cumsum(x, axis=node.args[1]))
 
 
+def _permute(node: Any, importer: Any) -> relax.Var:
+    """Axes counted from the start: ConvertLayout takes no others."""
+    x = importer.env[node.args[0]]
+    return importer.block_builder.emit(relax.op.permute_dims(x, [axis % x.ty.ndim for axis in node.args[1]]))
+
+
+def _squeeze(node: Any, importer: Any) -> relax.Var:
+    """Axes counted from the start (ConvertLayout crashes on others), and only those of extent 1, as torch has it."""
+    x = importer.env[node.args[0]]
+    axes = {axis % x.ty.ndim for axis in np.atleast_1d(node.args[1]).tolist()}
+    kept = sorted(axis for axis in axes if int(x.ty.shape[axis]) == 1)
+    return importer.block_builder.emit(relax.op.squeeze(x, kept)) if kept else x
+
+
 def _where(node: Any, importer: Any) -> relax.Var:
     """A condition that is known and always true (no row of a causal mask is empty) chooses nothing."""
     condition, x, y = (importer.env[argument] for argument in node.args)
@@ -395,6 +441,9 @@ _CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
     "cumsum.default": _cumsum,
     "embedding.default": _embedding,
     "index.Tensor": _index,
+    "permute.default": _permute,
     "select.int": _select,
+    "squeeze.dim": _squeeze,
+    "squeeze.dims": _squeeze,
     "where.self": _where,
 }

@@ -3,6 +3,7 @@ import pickle
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,6 +186,12 @@ def test_one_of_many_is_selected_also_from_the_end(tmp_path, cpu, torch, models)
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 4))
 
 
+def test_axes_may_be_counted_from_the_end(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: x.permute(0, -1, 1, -2).squeeze(-1) + x.squeeze((-2, 3)))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 1, 3))
+
+
 def test_what_depends_on_no_input_is_computed_at_import(tmp_path, cpu, torch, models):
     def masked(self, scores):
         positions = torch.arange(6)
@@ -317,6 +324,36 @@ def test_an_unsupported_operator_is_named(tmp_path, torch, models):
 
     with pytest.raises(ModelError, match=r"operators that cannot be imported: _fft_r2c\.default"):
         torch_import.load(path)
+
+
+def test_weights_of_half_precision_are_named(tmp_path, torch, models):
+    model = models["function"](lambda self, x: self.layer(x), layer=torch.nn.Linear(4, 4)).half()
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(1, 4).half())
+
+    with pytest.raises(ModelError, match=r"'layer\.weight' is torch\.float16\. Call model\.float\(\)"):
+        torch_import.load(path)
+
+
+def test_weights_of_another_device_are_named(torch):
+    program = SimpleNamespace(state_dict={"table": torch.empty(1, device="meta")}, constants={})
+
+    with pytest.raises(ModelError, match=r"'table' is on meta\. Call model\.cpu\(\)"):
+        torch_import._check_weights(torch, program, Path("m.pt2"))
+
+
+def test_flags_and_missing_results_leave_the_interface(tmp_path, cpu, torch, models):
+    class Optional(torch.nn.Module):
+        def forward(self, x, mask=None, twice=False):
+            return None, (x * 2 if twice else x) + 1, mask
+
+    x = torch.randn(3)
+    path = save(torch, tmp_path / "m.pt2", Optional(), x, None, True)
+
+    model = torch_import.load(path)
+
+    assert [str(param.name) for param in graph.inputs(model.module)] == ["x"]
+    [found] = run_untuned(model, cpu, x)
+    np.testing.assert_allclose(found, x.numpy() * 2 + 1, rtol=1e-6)
 
 
 def test_a_model_in_training_mode_is_refused(tmp_path, torch, models):
