@@ -12,6 +12,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -414,6 +415,22 @@ def _cumsum(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.cumsum(x, axis=node.args[1]))
 
 
+def _clip(node: Any, importer: Any, low: float | None = None, high: float | None = None) -> relax.Var:
+    """A maximum and a minimum, which ConvertLayout looks through; it has no rule for `clip`."""
+    x = importer.env[node.args[0]]
+    low = node.args[1] if len(node.args) > 1 else node.kwargs.get("min", node.kwargs.get("min_val", low))
+    high = node.args[2] if len(node.args) > 2 else node.kwargs.get("max", node.kwargs.get("max_val", high))
+    dtype = str(x.ty.dtype)
+    if low is not None:
+        x = importer.block_builder.emit(relax.op.maximum(x, relax.const(low, dtype)))
+    return x if high is None else importer.block_builder.emit(relax.op.minimum(x, relax.const(high, dtype)))
+
+
+def _pad(node: Any, importer: Any) -> relax.Var:
+    """Pads of nothing go: MobileNets compute theirs, and many come out as zero."""
+    return importer._constant_pad_nd(node) if any(node.args[1]) else importer.env[node.args[0]]
+
+
 def _permute(node: Any, importer: Any) -> relax.Var:
     """Axes counted from the start: ConvertLayout takes no others."""
     x = importer.env[node.args[0]]
@@ -438,8 +455,11 @@ def _where(node: Any, importer: Any) -> relax.Var:
 
 
 _CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
+    "clamp.default": _clip,
+    "constant_pad_nd.default": _pad,
     "cumsum.default": _cumsum,
     "embedding.default": _embedding,
+    "hardtanh.default": partial(_clip, low=-1.0, high=1.0),
     "index.Tensor": _index,
     "permute.default": _permute,
     "select.int": _select,

@@ -192,6 +192,25 @@ def test_axes_may_be_counted_from_the_end(tmp_path, cpu, torch, models):
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 1, 3))
 
 
+@pytest.mark.parametrize("limits", [{"min": -0.5}, {"max": 0.5}, {"min": -0.5, "max": 1}])
+def test_clamps_have_the_limits_they_are_given(tmp_path, cpu, torch, models, limits):
+    model = models["function"](lambda self, x: x.clamp(**limits) + torch.nn.functional.hardtanh(x))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 5))
+
+
+def test_convolutions_stay_in_one_layout_through_relu6_and_empty_pads(tmp_path, cpu, torch, models):
+    nn = torch.nn
+    stages = [nn.Conv2d(8, 8, 1), nn.ReLU6(), nn.ZeroPad2d(0), nn.Conv2d(8, 8, 1), nn.Hardtanh(0, 2)]
+    path = save(torch, tmp_path / "m.pt2", nn.Sequential(*stages), torch.randn(1, 8, 4, 4))
+
+    subgraphs = workloads.extract(graph.fuse(torch_import.load(path).module, cpu.tvm()))
+
+    tunable = [subgraph.operators for subgraph in subgraphs if "conv2d_1x1" in subgraph.operators]
+    assert tunable == [["conv2d_1x1", "add", "max", "min"]] * 2
+    assert sum(subgraph.weight for subgraph in subgraphs) == 4  # to NHWC, two convolutions, and back
+
+
 def test_what_depends_on_no_input_is_computed_at_import(tmp_path, cpu, torch, models):
     def masked(self, scores):
         positions = torch.arange(6)
