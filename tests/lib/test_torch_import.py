@@ -141,6 +141,17 @@ def test_inputs_keep_their_names_and_weights_follow(tmp_path, torch, models):
     assert {(3, 3, 8, 8), (8, 4)} <= {weight.shape for weight in model.weights.values()}  # folded, transposed
 
 
+def test_a_weight_that_is_read_twice_is_one_weight(tmp_path, torch, models):
+    model = models["function"](lambda self, x: (x + self.shift) * self.shift)
+    model.register_parameter("shift", torch.nn.Parameter(torch.randn(5)))
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(2, 5))
+
+    weights = torch_import.load(path).weights
+
+    [value] = weights.values()
+    np.testing.assert_array_equal(value, model.shift.detach().numpy())
+
+
 def test_a_linear_layer_on_a_batch_of_sequences_is_one_operator(tmp_path, cpu, torch, models):
     model = models["function"](lambda self, x: torch.relu(self.layer(x)), layer=torch.nn.Linear(8, 6)).eval()
     path = save(torch, tmp_path / "m.pt2", model, torch.randn(2, 5, 8))
@@ -194,7 +205,7 @@ def test_axes_may_be_counted_from_the_end(tmp_path, cpu, torch, models):
 
 @pytest.mark.parametrize("limits", [{"min": -0.5}, {"max": 0.5}, {"min": -0.5, "max": 1}])
 def test_clamps_have_the_limits_they_are_given(tmp_path, cpu, torch, models, limits):
-    model = models["function"](lambda self, x: x.clamp(**limits) + torch.nn.functional.hardtanh(x))
+    model = models["function"](lambda self, x: x.clamp(**limits) + torch.nn.functional.hardtanh(x) + x.clamp_max(0.2))
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 5))
 
