@@ -26,7 +26,7 @@ import luigi
 from luigi import configuration
 from luigi.task import externalize
 
-from lib import digests, history, host, planning, schemas, settings, tables
+from lib import digests, history, host, planning, schemas, settings, tables, zoo
 from lib.cost_model import TrainConfig
 from lib.errors import ContractError, ModelError, TunerError
 from lib.families import ALGORITHMS
@@ -35,6 +35,7 @@ from lib.planning import Member, PlanConfig
 from lib.progress import Goal, Progress
 from lib.runner import MeasureConfig, Runner
 from lib.search import SearchConfig
+from lib.source import Source
 from lib.tables import Origin
 from lib.workers import LocalPool
 from stages import cluster, compile, extract, generate, measure, report, train
@@ -48,6 +49,18 @@ progress = Progress()
 def artifacts() -> Path:
     """Where runs are kept; `[tuner] artifacts` in the configuration moves it."""
     return Path(configuration.get_config().get("tuner", "artifacts", str(ROOT / "artifacts")))
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+@cache
+def check(source: Source) -> None:
+    """Refuse at once what cannot be a model."""
+    source.check()
+    if not source.is_file:
+        zoo.entry(source.model)
 
 
 def configured(kind: type[Any], section: str, **options: Any) -> Any:
@@ -65,35 +78,16 @@ def make_pool(target: host.CpuTarget, config: MeasureConfig) -> LocalPool:
     return pool
 
 
-def model_name(model: str) -> str:
-    """Folder name of a model: files by name and content, so that another file of that name is another model."""
-    if not extract.is_file(model):
-        return model
-    state = Path(model).stat()
-    return f"{Path(model).stem}-{_digest_of(Path(model), state.st_mtime_ns, state.st_size)[:8]}"
-
-
-@cache
-def _digest_of(path: Path, *_state: int) -> str:
-    return digests.of_file(path)
-
-
-class Model(luigi.Parameter):
-    """A zoo name or a path; refused at once if it is neither."""
-
-    def parse(self, value: str) -> str:
-        model = str(Path(value).expanduser()) if extract.is_file(value) else value
-        try:
-            extract.check(model)
-        except ModelError as error:
-            sys.exit(f"error: {error}")
-        return model
-
-
 class TunerTask(luigi.Task):
     """The options that decide what a run is; equal options continue the same run."""
 
-    model: str = Model(description="name of the zoo, or path of an ONNX file with static shapes")
+    model: str = luigi.Parameter(description="name of the zoo, or path of an .onnx or .pt2 file")
+    batch: int = luigi.IntParameter(default=0, description="samples in an inference of a zoo model; 0: 1")
+    sequence: int = luigi.IntParameter(default=0, description="tokens in a sample of a zoo model; 0: its default")
+    shape: str = luigi.Parameter(
+        default="", description="for an ONNX file's open dimensions: 'ids=1,128 mask=1,128', or 'batch=1 sequence=128'"
+    )
+    weights: str = luigi.Parameter(default="", description="a .safetensors file for a zoo model; empty: random weights")
     families: str = luigi.ChoiceParameter(
         default="core-operator", choices=list(ALGORITHMS), description="what shares a cost model"
     )
@@ -106,6 +100,18 @@ class TunerTask(luigi.Task):
     seed: int = luigi.IntParameter(default=0, description="of the search")
     target: str = luigi.Parameter(default="host", description="`host`, or a CPU target as JSON")
     threads: int = luigi.IntParameter(default=0, description="threads of one inference; 0: all physical cores")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        try:
+            check(self.source)
+        except ModelError as error:
+            sys.exit(f"error: {error}")
+
+    @cached_property
+    def source(self) -> Source:
+        """The model that is meant."""
+        return Source(_expanded(self.model), self.batch, self.sequence, self.shape, _expanded(self.weights))
 
     # Configs.
 
@@ -133,7 +139,7 @@ class TunerTask(luigi.Task):
 
     @cached_property
     def model_files(self) -> ModelFiles:
-        return ModelFiles(artifacts() / self.cpu.name / model_name(self.model))
+        return ModelFiles(artifacts() / self.cpu.name / self.source.name)
 
     @cached_property
     def run_files(self) -> RunFiles:
@@ -205,7 +211,7 @@ class ExtractSubgraphs(StageTask):
 
     def work(self) -> None:
         self.status("importing the model")
-        extract.run(self.model, self.cpu, origin=self.origin, out=self.model_files)
+        extract.run(self.source, self.cpu, origin=self.origin, out=self.model_files)
 
 
 class ClusterFamilies(StageTask):

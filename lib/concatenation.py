@@ -7,6 +7,7 @@ other (`call_tir_inplace`).
 """
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import tvm
 from tvm import relax, tirx
@@ -59,9 +60,18 @@ def called(value: relax.Expr) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]] | Non
     return value.args[0], list(value.args[1].fields)
 
 
+def _extents(expr: relax.Expr) -> tuple[int, ...]:
+    """The shape of a tensor that is known to have a static one."""
+    shape = static_shape(expr)
+    assert shape is not None
+    return shape
+
+
 def _is_image_concat(call: relax.Expr | None) -> bool:
     """Whether a call joins images (N, H, W, C) by channels."""
-    shape = static_shape(call) if is_call(call, "relax.concat") else None
+    if call is None or not is_call(call, "relax.concat"):
+        return False
+    shape = static_shape(call)
     return shape is not None and len(shape) == 4 and int(call.attrs.axis or 0) % 4 == 3
 
 
@@ -72,8 +82,8 @@ def _shared(values: Mapping[relax.Var, relax.Expr]) -> set[str]:
     for call in values.values():
         offset = 0
         for field in _tuple_fields(values.get, call) if _is_image_concat(call) else []:
-            places.setdefault(_signature(values.get, field), set()).add((offset, static_shape(call)[3]))
-            offset += static_shape(field)[3]
+            places.setdefault(_signature(values.get, field), set()).add((offset, _extents(call)[3]))
+            offset += _extents(field)[3]
     return {signature for signature, found in places.items() if len(found) > 1}
 
 
@@ -103,7 +113,8 @@ def _place_function(shape: tuple[int, ...], offset: int, channels: int, kind: st
 
     @T.prim_func(private=True, s_tir=True)
     def place(
-        part: T.Buffer((batch, height, width, own), kind), whole: T.Buffer((batch, height, width, total), kind)
+        part: T.Buffer((batch, height, width, own), kind),  # type: ignore[valid-type]
+        whole: T.Buffer((batch, height, width, total), kind),  # type: ignore[valid-type]
     ) -> None:
         for n, y, x, c in T.grid(batch, height, width, own):
             with T.sblock("place"):
@@ -135,7 +146,7 @@ class _Placer(PyExprMutator):
         self._channels: dict[relax.Call, int] = {}  # of that tensor
         for call in reversed(self._values.values()):
             if _is_image_concat(call):
-                channels = self._channels.setdefault(call, static_shape(call)[3])
+                channels = self._channels.setdefault(call, _extents(call)[3])
                 base = self._base(call)
                 if base is not None:
                     self._channels.setdefault(base, channels)
@@ -147,22 +158,20 @@ class _Placer(PyExprMutator):
         parts, offset = [], 0
         if base is not None and self._channels[base] == self._channels[old]:
             parts.append(self._buffer_of[base])
-            offset = static_shape(base)[3]
+            offset = _extents(base)[3]
             fields = fields[1:]
-        whole = relax.TensorType((*static_shape(old)[:3], self._channels[old]), dtype(old))
+        whole = relax.TensorType((*_extents(old)[:3], self._channels[old]), dtype(old))
         for field in fields:
-            shape = static_shape(field)
+            shape = _extents(field)
             function = _place_function(shape, offset, self._channels[old], dtype(field))
             alone = _signature(self._values.get, field) in self._shared
             place = self.builder_.add_func(function, _PLACE_ALONE if alone else _PLACE)
             parts.append(self.builder_.emit(relax.call_tir(place, [self.visit_expr(field)], whole)))
             offset += shape[3]
         join = self.builder_.add_func(_join_function(tuple(whole.shape), len(parts), dtype(old)), _JOIN)
-        joint = relax.call_tir(join, parts, whole)
+        self._buffer_of[old] = self.builder_.emit(relax.call_tir(join, parts, whole))
         if offset == self._channels[old]:
-            self._buffer_of[old] = self.builder_.emit(joint)
             return self._buffer_of[old]
-        self._buffer_of[old] = self.builder_.emit(joint)
         return relax.op.strided_slice(self._buffer_of[old], [3], [0], [offset], [1])
 
     def _base(self, concat: relax.Call) -> relax.Call | None:
@@ -187,7 +196,7 @@ class _Chainer(PyExprMutator):
             found = called(value)
             if found is not None and found[0].name_hint.startswith(_JOIN):
                 parts = sorted(found[1], key=lambda part: order[part])
-                self._before.update({values[part]: before for before, part in zip(parts, parts[1:], strict=False)})
+                self._before.update({values[part]: before for before, part in pairwise(parts)})
                 self._last[value] = parts[-1]
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:

@@ -37,7 +37,7 @@ def lift_constants(module: tvm.IRModule) -> Model:
     lifted = lifted.with_attrs({"num_input": len(function.params), "global_symbol": ENTRY})
     functions = dict(module.functions_items())
     functions = {gvar: lifted if gvar.name_hint == ENTRY else f for gvar, f in functions.items()}
-    weights = {str(p.name): value for p, value in zip(lifter.params, lifter.values, strict=True)}
+    weights = {str(param.name): value for param, value in zip(lifter.params, lifter.values, strict=True)}
     return Model(tvm.IRModule(functions, attrs=module.attrs), weights)
 
 

@@ -42,6 +42,11 @@ class Source:
                     "--batch, --sequence and --weights are for models of the zoo. A file's dynamic dimensions are "
                     "given by --shape, its weights are in the file."
                 )
+            if self.shape and self.model.endswith(".pt2"):
+                raise ModelError(
+                    f"--shape: {self.model} has the shapes it was exported with. Export it with static ones "
+                    "(torch.export.export without dynamic_shapes)."
+                )
         elif self.shape:
             raise ModelError(f"--shape is for files; the zoo's {self.model} takes --batch and --sequence.")
         if self.batch < 0 or self.sequence < 0:

@@ -29,7 +29,7 @@ _ARITHMETIC = {
 
 def operators(module: tvm.IRModule) -> list[str]:
     """What each block computes, in program order; blocks that copy element by element are left out."""
-    names = [_reduction(block) if block.init is not None else _elementwise(block) for block in _blocks(module)]
+    names = [_reduction(block) if block.init is not None else _elementwise(block) for block in _blocks(module["main"])]
     return [name for name in names if name != "copy"]
 
 
@@ -78,7 +78,7 @@ def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
 def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
     """Of a function that puts a border around a tensor, as TVM's `topi.nn.pad` writes it: how much comes before
     the tensor in each axis, and what is put there. (None, 0) if it is another function."""
-    blocks = _blocks(as_module(function))
+    blocks = _blocks(function)
     if len(blocks) != 1:
         return None, 0.0
     store = _stored(blocks[0])
@@ -100,19 +100,14 @@ def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
     return before, filled
 
 
-def as_module(function: tirx.PrimFunc) -> tvm.IRModule:
-    """A function alone, as `main`, the way MetaSchedule tunes it and looks it up."""
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-
-
 def _walk(root: Any, kind: type) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(root, [(kind, found.append)], order="post")
     return found
 
 
-def _blocks(module: tvm.IRModule) -> list[SBlock]:
-    return [block for block in _walk(module["main"].body, SBlock) if block.name_hint != "root"]
+def _blocks(function: tirx.PrimFunc) -> list[SBlock]:
+    return [block for block in _walk(function.body, SBlock) if block.name_hint != "root"]
 
 
 def _vars(exprs: Iterable[Any]) -> set[Any]:

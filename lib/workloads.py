@@ -13,7 +13,6 @@ from tvm.s_tir.analysis import estimate_tir_flops
 
 from lib import digests, graph, structure
 from lib.concatenation import called
-from lib.structure import as_module as as_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,11 @@ def load(workload: str) -> tvm.IRModule:
 def program_hash(module: tvm.IRModule) -> str:
     """TVM's structural hash of a scheduled module: finds equal programs within a run, on one platform."""
     return f"{tvm_ffi.structural_hash(module) & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def as_workload(function: tirx.PrimFunc) -> tvm.IRModule:
+    """A function alone, as `main`, the way MetaSchedule tunes it and looks it up."""
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
 def _count_calls(function: relax.Function) -> Counter[str]:

@@ -7,28 +7,29 @@ import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import graph, onnx_import, tables, workloads, zoo
+from lib import graph, onnx_import, tables, torch_import, workloads, zoo
 from lib.clock import Clock
 from lib.errors import ModelError
 from lib.graph import Model
 from lib.host import CpuTarget
 from lib.layout import ModelFiles
 from lib.schemas import SUBGRAPHS
+from lib.source import Source, parse_shapes
 from lib.tables import Origin
 
 
-def run(model: str, target: CpuTarget, *, origin: Origin, out: ModelFiles) -> Path:
+def run(source: Source, target: CpuTarget, *, origin: Origin, out: ModelFiles) -> Path:
     """Import a model and cut it into subgraphs.
 
     Args:
-        model: A name of the zoo, or a path to an ONNX file.
+        source: A model of the zoo, an ONNX file, or an exported program of torch.
         out: Gets `module.json`, `weights.npz` and, last, the SUBGRAPHS table.
 
     Raises:
         ModelError: The model is unknown, damaged or not supported. Nothing was written then.
     """
     clock = Clock()
-    loaded = load(model)
+    loaded = load(source)
     module, subgraphs = partition(loaded, target)
     with tables.written_whole(out.module) as partial:
         partial.write_text(tvm.ir.save_json(module))
@@ -38,26 +39,20 @@ def run(model: str, target: CpuTarget, *, origin: Origin, out: ModelFiles) -> Pa
     return tables.write(table, out.subgraphs, SUBGRAPHS, origin, clock=clock.read(), files=[out.module, out.weights])
 
 
-def load(model: str) -> Model:
-    """A model by name or by file."""
-    return onnx_import.load(Path(model)) if is_file(model) else zoo.load(model)
-
-
-def check(model: str) -> None:
-    """Whether a model is there, without loading it.
+def load(source: Source) -> Model:
+    """A model by name or by file.
 
     Raises:
-        ModelError: It is neither a file nor one of the zoo.
+        ModelError: There is none, or it cannot be imported; the message says why.
     """
-    if is_file(model):
-        onnx_import.require(Path(model))
-    else:
-        zoo.entry(model)
-
-
-def is_file(model: str) -> bool:
-    """Whether a model is named by a path, rather than as one of the zoo."""
-    return model.endswith(".onnx") or "/" in model
+    source.check()
+    path = Path(source.model)
+    if path.suffix == ".onnx":
+        return onnx_import.load(path, parse_shapes(source.shape))
+    if path.suffix == ".pt2":
+        return torch_import.load(path)
+    weights = Path(source.weights) if source.weights else None
+    return zoo.load(source.model, batch=source.batch or 1, sequence=source.sequence or None, weights=weights)
 
 
 def partition(model: Model, target: CpuTarget) -> tuple[tvm.IRModule, list[workloads.Subgraph]]:

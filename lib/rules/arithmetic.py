@@ -151,6 +151,15 @@ def drop_dropout(graph: Graph, call: relax.Call) -> relax.Expr | None:
 
 
 RULES: list[Rule] = [
-    cheap_power, drop_neutral, constant_last, product_first, divide_by_constant, unstack_sum, plain_clip, two_sided_clip, decided_where, same_type,
+    cheap_power,
+    drop_neutral,
+    constant_last,
+    product_first,
+    divide_by_constant,
+    unstack_sum,
+    plain_clip,
+    two_sided_clip,
+    decided_where,
+    same_type,
     drop_dropout,
-]  # fmt: skip
+]

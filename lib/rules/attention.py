@@ -6,6 +6,7 @@ product whose result is (b, h, n, s) at once needs neither. The zoo's attention 
 """
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -121,8 +122,9 @@ def _numbers(expr: relax.Expr) -> list[int] | None:
     """The integers of a tuple of scalars, as slices have them."""
     if not isinstance(expr, relax.Tuple):
         return None
-    values = [getattr(field, "value", None) for field in expr.fields]
-    return [int(value) for value in values] if all(isinstance(value, int) for value in values) else None
+    if not all(isinstance(field, tvm.tirx.IntImm) for field in expr.fields):
+        return None
+    return [int(field.value) for field in expr.fields]
 
 
 RULES: list[Rule] = [part_of_projection, project_to_heads, scores_by_rows, context_by_tokens, project_from_heads]

@@ -169,12 +169,12 @@ def transpose_later(graph: Graph, call: relax.Call) -> relax.Expr | None:
     for argument, each, shape in zip(call.args, moved, shapes, strict=True):
         if shape == ():
             args.append(argument)
-        elif each is None or not graph.read_once(argument) or shape != graph.shape(call):
+            continue
+        if each is None or each.attrs.axes is None or [int(axis) for axis in each.attrs.axes] != order:
             return None
-        elif each.attrs.axes is None or [int(axis) for axis in each.attrs.axes] != order:
+        if shape != graph.shape(call) or not graph.read_once(argument):
             return None
-        else:
-            args.append(each.args[0])
+        args.append(each.args[0])
     return op.permute_dims(graph.emit(relax.Call(call.op, args, call.attrs, call.ty_args)), order)
 
 
@@ -192,7 +192,7 @@ def _as_before(graph: Graph, other: relax.Expr, source: tuple[int, ...], target:
     shape = graph.shape(other)
     if shape is None:
         return None
-    if not shape or int(np.prod(shape[:-1])) == 1 and len(shape) <= min(len(source), len(target)):
+    if not shape or (int(np.prod(shape[:-1])) == 1 and len(shape) <= min(len(source), len(target))):
         return other  # a scalar, or a vector along the last axis
     same = graph.calls(other, "relax.reshape")
     if shape == target and same is not None and graph.shape(same.args[0]) == source:
@@ -261,7 +261,7 @@ def slice_of_take(graph: Graph, call: relax.Call) -> relax.Expr | None:
         return None
     axis = int(call.attrs.axis) % len(shape)
     flat = rows.reshape(-1).astype(np.int64)
-    flat = np.where(flat < 0, flat + shape[axis], flat)
+    flat = flat % shape[axis]
     first, last = int(flat[0]), int(flat[-1])
     if first < 0 or last >= shape[axis] or not np.array_equal(flat, np.arange(first, last + 1)):
         return None
@@ -296,6 +296,17 @@ def and_true(graph: Graph, call: relax.Call) -> relax.Expr | None:
 
 
 RULES: list[Rule] = [
-    one_movement, flatten_in_order, keep_leading_axes, keep_heads, reshape_later, transpose_later, drop_identity, single_concat,
-    *(_slice_of_split(index) for index in range(_MAX_PARTS)), slice_of_take, safe_take, broadcast_unread, and_true,
-]  # fmt: skip
+    one_movement,
+    flatten_in_order,
+    keep_leading_axes,
+    keep_heads,
+    reshape_later,
+    transpose_later,
+    drop_identity,
+    single_concat,
+    *(_slice_of_split(index) for index in range(_MAX_PARTS)),
+    slice_of_take,
+    safe_take,
+    broadcast_unread,
+    and_true,
+]
