@@ -12,6 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
 from lib import concatenation, structure
+from lib.legalize import legalize_ops
 from lib.rewrite import value_of
 
 ENTRY = "main"
@@ -76,7 +77,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     ]
     with target:
         module = concatenation.place_parts(tvm.transform.Sequential(passes)(module))
-        module = tvm.transform.Sequential([transform.LegalizeOps(), transform.AnnotateTIROpPattern()])(module)
+        module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
         module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(
             concatenation.mark_patterns(module)
         )

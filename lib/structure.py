@@ -29,8 +29,14 @@ _ARITHMETIC = {
 
 def operators(module: tvm.IRModule) -> list[str]:
     """What each block computes, in program order; blocks that copy element by element are left out."""
-    names = [_reduction(block) if block.init is not None else _elementwise(block) for block in _blocks(module["main"])]
+    names = [_operator(block) for block in _blocks(module["main"])]
     return [name for name in names if name != "copy"]
+
+
+def _operator(block: SBlock) -> str:
+    if not _walk(block.body, tirx.BufferStore):
+        return "opaque"  # a call of a library
+    return _reduction(block) if block.init is not None else _elementwise(block)
 
 
 def core_operator(names: Sequence[str]) -> str:

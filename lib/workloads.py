@@ -13,6 +13,7 @@ from tvm.s_tir.analysis import estimate_tir_flops
 
 from lib import digests, graph, structure
 from lib.concatenation import called
+from lib.rewrite import is_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def extract(module: tvm.IRModule) -> list[Subgraph]:
     """The distinct TIR functions that `main` calls, those with most FLOP per inference first.
 
     Like MetaSchedule's `extract_tasks`, but deduplicated by our own id and with what cannot be tuned kept in
-    the list, marked.
+    the list, marked: functions of dynamic shape, calls of libraries, and what TVM's runtime computes (NonZero).
     """
     calls = _count_calls(module[graph.ENTRY])
     merged: dict[str, Subgraph] = {}
@@ -48,6 +49,8 @@ def extract(module: tvm.IRModule) -> list[Subgraph]:
         if known is not None:
             found = _merge(known, found)
         merged[found.subgraph_id] = found
+    for name, weight in _count_runtime_calls(module[graph.ENTRY]).items():
+        merged[name] = _of_runtime(name, weight)
     return sorted(merged.values(), key=lambda s: (-s.flop * s.weight, -s.weight, s.subgraph_id))
 
 
@@ -91,6 +94,30 @@ def _count_calls(function: relax.Function) -> Counter[str]:
 
     relax.analysis.post_order_visit(function, visit)
     return calls
+
+
+def _count_runtime_calls(function: relax.Function) -> Counter[str]:
+    """Functions of the runtime that it calls, by name."""
+    calls: Counter[str] = Counter()
+
+    def visit(expr: relax.Expr) -> None:
+        if is_call(expr, "relax.call_pure_packed", "relax.call_packed", "relax.call_dps_packed"):
+            expr = expr.args[0]
+        elif isinstance(expr, relax.Call):
+            expr = expr.op
+        if isinstance(expr, relax.ExternFunc):
+            calls[str(expr.global_symbol)] += 1
+
+    # Of the bindings alone: a visit of all expressions meets the name of a function once for each call as well.
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            visit(binding.value.value if isinstance(binding, relax.MatchCast) else binding.value)
+    return calls
+
+
+def _of_runtime(name: str, weight: int) -> Subgraph:
+    note = "computed by TVM's runtime: the shape of the result depends on the data"
+    return Subgraph(digests.of_text(name), name, [], weight, 0.0, "runtime", [name], False, note, "")
 
 
 def _describe(name: str, function: tirx.PrimFunc, weight: int) -> Subgraph:

@@ -1,0 +1,71 @@
+"""Operators as TIR with functions that a compiler can vectorise, where TVM's own legalisation calls libm.
+
+A call of `erff` for each element takes 11 ns on the machine this was tried on, the rational function of
+`topi.fast_erf` 0.12 ns, and is off by 3.3e-7 at most (`tanh` 2.4e-7; `exp` 8e-8 of the value). Vendors' libraries
+do the same.
+"""
+
+import math
+from collections.abc import Callable
+
+import tvm
+from tvm import relax, te, tirx, topi
+from tvm.relax import transform
+
+from lib.rewrite import dtype
+
+Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+def legalize_ops() -> tvm.transform.Pass:
+    """TVM's LegalizeOps with the functions of this module in front."""
+    return transform.LegalizeOps({f"relax.{name}": _in_float32(f"relax.{name}", f) for name, f in _ELEMENTWISE.items()}
+                                 | {"relax.nn.softmax": _softmax})  # fmt: skip
+
+
+def _constant(value: float) -> tirx.FloatImm:
+    return tirx.const(value, "float32")
+
+
+def _gelu(x: te.Tensor) -> te.Tensor:
+    half = _constant(0.5)
+    return topi.multiply(
+        x, topi.add(topi.multiply(topi.fast_erf(topi.multiply(x, _constant(math.sqrt(0.5)))), half), half)
+    )
+
+
+def _gelu_tanh(x: te.Tensor) -> te.Tensor:
+    cube = topi.multiply(topi.multiply(x, x), x)
+    inner = topi.multiply(topi.add(x, topi.multiply(cube, _constant(0.044715))), _constant(math.sqrt(2 / math.pi)))
+    half = _constant(0.5)
+    return topi.multiply(x, topi.add(topi.multiply(topi.fast_tanh(inner), half), half))
+
+
+def _sigmoid(x: te.Tensor) -> te.Tensor:
+    return topi.divide(_constant(1), topi.add(topi.fast_exp(topi.negative(x)), _constant(1)))
+
+
+_ELEMENTWISE: dict[str, Callable[[te.Tensor], te.Tensor]] = {
+    "erf": topi.fast_erf,
+    "exp": topi.fast_exp,
+    "tanh": topi.fast_tanh,
+    "sigmoid": _sigmoid,
+    "nn.silu": lambda x: topi.multiply(x, _sigmoid(x)),
+    "nn.gelu": _gelu,
+    "nn.gelu_tanh": _gelu_tanh,
+}
+
+
+def _in_float32(name: str, function: Callable[[te.Tensor], te.Tensor]) -> Legalization:
+    def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        if dtype(call.args[0]) != "float32":
+            return tvm.ir.Op.get(name).get_attr("FLegalize")(builder, call)
+        return builder.call_te(function, call.args[0], primfunc_name_hint=name.rpartition(".")[2])
+
+    return legalize
+
+
+def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if dtype(call.args[0]) != "float32":
+        return tvm.ir.Op.get("relax.nn.softmax").get_attr("FLegalize")(builder, call)
+    return builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis), primfunc_name_hint="softmax")
