@@ -68,4 +68,4 @@ def _draw(role: str, shape: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         values = rng.uniform(0.5, 1.5, size=shape)
     else:
         values = rng.normal(size=shape) * 0.1
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)
