@@ -2,7 +2,19 @@
 
 A block with an initial value reduces: it is a contraction if it sums products of two tensors (then the way
 the indices are shared tells convolutions and products apart), else a pooling or a plain reduction. Any other
-block is named after the arithmetic in it. Shapes do not enter, but for unit extents.
+block is named after the arithmetic in it, or after the way in which it moves data. Shapes do not enter, but for
+unit extents.
+
+Where the same can be written in several ways, the loops decide, since they are what is scheduled:
+
+- a 1x1 convolution is `conv2d_1x1` (it keeps its unit kernel axes, and reads with a stride), a dense layer `matmul`,
+  though at stride 1 both run through the same loops;
+- a product whose result or input is split into heads is a `matmul` if one side is read by all of the batch,
+  else a `batch_matmul`;
+- a transposed convolution is the dense convolution over a spread-out image that TVM makes of it: `conv2d`;
+- a mean over the image is `reduce`, as its loops are; a pooling has windows;
+- a layer norm, group norm, RMS norm: `normalization`; a local response norm is a pooling and what is around it;
+- functions that `lib.legalize` writes as polynomials are `exp` or `rational` (erf and tanh).
 """
 
 import math
@@ -27,8 +39,11 @@ _ARITHMETIC = {
 }
 
 
+MOVEMENTS = ("broadcast", "concat", "copy", "pad", "place", "reshape", "slice", "transpose")
+
+
 def operators(module: tvm.IRModule) -> list[str]:
-    """What each block computes, in program order; blocks that copy element by element are left out."""
+    """What each block computes, in program order; copies in place are left out, as a padding by nothing is one."""
     names = [_operator(block) for block in _blocks(module["main"])]
     return [name for name in names if name != "copy"]
 
@@ -46,24 +61,27 @@ def core_operator(names: Sequence[str]) -> str:
         names: What `operators` returned.
 
     Returns:
-        Contractions in order, joined by `+`; else `softmax`, `layer_norm`, a pooling, `reduce`, `gather`,
-        `data_movement` or `elementwise`, the first that fits.
+        Contractions in order, joined by `+`; else `softmax`, `normalization`, a pooling, `reduce`, `gather`,
+        `data_movement`, `elementwise` or, of what no block tells, `other`: the first that fits.
     """
     contractions = [name for name in names if "conv" in name or "matmul" in name]
     pools = [name for name in names if name.endswith("_pool")]
     if contractions:
         return "+".join(dict.fromkeys(contractions))
-    if {"reduce_max", "exp", "reduce_sum"} <= set(names):
+    reductions = [name for name in names if name.startswith(("reduce", "moments"))]
+    if {"reduce_max", "reduce_sum"} <= set(names):
         return "softmax"
-    if names.count("reduce_sum") >= 2 and "rsqrt" in names:
-        return "layer_norm"
+    if reductions and {"rsqrt", "sqrt"} & set(names):
+        return "normalization"
     if pools:
         return pools[0]
-    if any(name.startswith("reduce") for name in names):
+    if reductions:
         return "reduce"
     if "gather" in names:
         return "gather"
-    return "data_movement" if set(names) <= {"move", "pad_or_concat"} else "elementwise"
+    if "opaque" in names:
+        return "other"
+    return "data_movement" if set(names) <= set(MOVEMENTS) else "elementwise"
 
 
 def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
@@ -131,6 +149,10 @@ def _without_casts(expr: Any) -> Any:
 
 
 def _reduction(block: SBlock) -> str:
+    stores = {store.buffer for store in _walk(block.body, tirx.BufferStore)}
+    if len(stores) > 1:  # several results in one pass: a sum with a sum of squares, or a maximum with its place
+        sums = all(isinstance(store.value, tirx.Add) for store in _walk(block.body, tirx.BufferStore))
+        return "moments" if sums else "reduce"
     store = _stored(block)
     axes = {kind: {v.var for v in block.iter_vars if int(v.iter_type) == kind} for kind in (_SPATIAL, _REDUCTION)}
     extents = {v.var: int(v.dom.extent) for v in block.iter_vars}
@@ -182,11 +204,29 @@ def _elementwise(block: SBlock) -> str:
     for function in _FUNCTIONS:
         if function in calls:
             return function
+    if "reinterpret" in calls:
+        return "exp"  # two to a power, put together from its bits
     if "if_then_else" in calls:
-        return "pad_or_concat"
+        return "concat" if len({load.source for load in loads}) > 1 else "pad"
     value = _without_casts(store.value)
-    if not isinstance(value, tvm.ir.TensorLoad):
-        return _ARITHMETIC.get(type(value), "elementwise")
-    in_place = len(value.indices) == len(store.indices)
-    in_place = in_place and all(a.same_as(b) for a, b in zip(value.indices, store.indices, strict=True))
-    return "copy" if in_place else "move"
+    if isinstance(value, tvm.ir.TensorLoad):
+        return _movement(value, store)
+    if isinstance(value, tirx.Div) and _walk(value.a, tirx.Mul) and _walk(value.b, tirx.Mul):
+        return "rational"
+    return _ARITHMETIC.get(type(value), "elementwise")
+
+
+def _movement(load: Any, store: Any) -> str:
+    """How `store` places what it reads."""
+    axes = [axis for axis in store.indices if isinstance(axis, tirx.Var)]
+    own = [number for index in load.indices for number, axis in enumerate(axes) if index.same_as(axis)]
+    shifted = [index for index in load.indices if isinstance(index, (tirx.Add, tirx.Sub))]
+    sizes = [[int(extent) for extent in tensor.ty.shape] for tensor in (load.source, store.buffer)]
+    if own != sorted(own):
+        return "transpose"
+    if len(own) + len(shifted) == len(load.indices) == len(axes):
+        if math.prod(sizes[0]) == math.prod(sizes[1]):
+            return "reshape" if shifted else "copy"
+        return "slice" if math.prod(sizes[0]) > math.prod(sizes[1]) else "place"
+    smaller = math.prod(sizes[0]) < math.prod(sizes[1])
+    return "broadcast" if smaller else "slice" if math.prod(sizes[0]) > math.prod(sizes[1]) else "reshape"
