@@ -3,9 +3,9 @@
     python benchmarks/models.py [--models NAME_OR_FILE ...] [--out FILE]
 
 Each is tuned by the command that a user types, with trials enough for the warm-up round alone; its wall time and its
-largest process are noted. ONNX files are then run beside ONNX Runtime, in turn, with the same inputs and threads, and
-the outputs compared. Rows are appended to a Parquet file; what stands there is not done again. Nothing else may run on
-the machine meanwhile.
+largest process are noted. When all are there, their libraries are timed once more, those of ONNX files in turn with
+ONNX Runtime, with the same inputs and threads, and the outputs compared; nothing else may run on the machine then.
+Rows are kept in a Parquet file, and what stands there is not done again.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -66,39 +67,40 @@ def tune(model: str) -> dict[str, Any]:
         "untuned_ms": median(manifest["latencies_s"]["untuned"]) * 1e3,
         "tuned_ms": median(manifest["latencies_s"]["tuned"]) * 1e3,
         "error": manifest["max_error"],
-        "compiled": str(compiled),
+        "compiled": str(compiled.relative_to(ROOT)),
     }
 
 
-def beside_onnx_runtime(model: str, compiled: Path) -> dict[str, Any]:
-    """Medians of both sides, run in turn in this process, and how far their outputs are apart."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = CPU.threads
-    session = onnxruntime.InferenceSession(model, options)
+def timed(compiled: Path, onnx_file: str) -> dict[str, Any]:
+    """Median latency of a library; for an ONNX file also ONNX Runtime's, in turn, and how far the outputs are apart."""
     manifest = json.loads((compiled / "manifest.json").read_text())
-    names = [value.name for value in session.get_inputs()]
     arrays = [
         random_values(tuple(value["shape"]), value["dtype"], value["bound"], seed=n)
         for n, value in enumerate(manifest["model_inputs"])
     ]
-    feed = dict(zip(names, arrays, strict=True))
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(compiled / manifest["library"])), tvm.cpu())
     params = np.load(compiled / manifest["params"]).values()
     arguments = [tvm.runtime.tensor(array) for array in (*arrays, *params)]
-    ours = machine["main"](*arguments)
-    outputs = [ours] if isinstance(ours, tvm.runtime.Tensor) else list(ours)
-    expected = session.run(None, feed)
-    sides = {"ours": lambda: machine["main"](*arguments), "onnx_runtime": lambda: session.run(None, feed)}
+    sides: dict[str, Callable[[], Any]] = {"ours": lambda: machine["main"](*arguments)}
+    row: dict[str, Any] = {}
+    if onnx_file:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = CPU.threads
+        session = onnxruntime.InferenceSession(onnx_file, options)
+        feed = dict(zip([value.name for value in session.get_inputs()], arrays, strict=True))
+        sides["onnx_runtime"] = lambda: session.run(None, feed)
+        ours, expected = sides["ours"](), sides["onnx_runtime"]()
+        outputs = [ours] if isinstance(ours, tvm.runtime.Tensor) else list(ours)
+        row["error_to_onnx_runtime"] = max(relative_error(a.numpy(), b) for a, b in zip(outputs, expected, strict=True))
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(_TURNS):
         for name, infer in sides.items():
             time.sleep(_REST_S)
             found[name].append(_turn(infer))
-    return {
-        **{f"{name}_ms": median(values) * 1e3 for name, values in found.items()},
-        **{f"{name}_spread_ms": (max(values) - min(values)) * 1e3 for name, values in found.items()},
-        "error_to_onnx_runtime": max(relative_error(a.numpy(), b) for a, b in zip(outputs, expected, strict=True)),
-    }
+    for name, values in found.items():
+        for kind, of in (("", median), ("low_", min), ("high_", max)):
+            row[f"{name}_{kind}ms"] = of(values) * 1e3
+    return row
 
 
 def _turn(infer: Any) -> float:
@@ -122,7 +124,7 @@ def table(rows: pd.DataFrame) -> str:
     ]
     for row in rows.to_dict("records"):
         beside = not np.isnan(row.get("onnx_runtime_ms", np.nan))
-        ours = f"{row['ours_ms']:.3g}" if beside else f"{row['tuned_ms']:.3g}"
+        ours = f"{row['ours_ms']:.3g}"
         theirs = f"{row['onnx_runtime_ms']:.3g}" if beside else "-"
         error = row["error_to_onnx_runtime"] if beside else row["error"]
         lines.append(
@@ -140,20 +142,27 @@ def main() -> None:
         "--models", nargs="*", help="names of the zoo or files; default: all of the zoo, all light ones"
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models.parquet")
+    parser.add_argument("--tune-only", action="store_true", help="leave the timing for a quiet hour")
     options = parser.parse_args()
     distinct = [name for name in zoo.ZOO if name != "resnet50_v1"]  # another name of resnet50
     models = options.models or [*distinct, *map(str, light.save_all(ROOT / "artifacts" / "light"))]
     rows: list[Any] = pd.read_parquet(options.out).to_dict("records") if options.out.exists() else []
-    for model in models:
-        if any(row["model"] == Path(model).stem for row in rows):
-            continue
-        row = tune(model)
-        compiled = Path(row.pop("compiled"))
-        if model.endswith(".onnx"):
-            row |= beside_onnx_runtime(model, compiled)
-        rows.append(row)
+
+    def keep() -> None:
         pd.DataFrame(rows).to_parquet(options.out)
-        print(json.dumps(row), flush=True)
+        print(json.dumps(rows[-1]), flush=True)
+
+    for model in models:
+        if all(row["model"] != Path(model).stem for row in rows):
+            rows.append(tune(model))
+            keep()
+    if options.tune_only:
+        return
+    for model in models:
+        [n] = [n for n, row in enumerate(rows) if row["model"] == Path(model).stem]
+        if np.isnan(rows[n].get("ours_ms", np.nan)):
+            rows[n] |= timed(ROOT / rows[n]["compiled"], model if model.endswith(".onnx") else "")
+            keep()
     print(table(pd.DataFrame(rows)))
 
 
