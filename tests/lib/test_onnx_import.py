@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -6,8 +8,10 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+from benchmarks import light
 from lib import graph, onnx_import, workloads
 from lib.errors import ModelError
+from lib.numerics import relative_error
 
 
 def save(path, nodes, inputs, weights=(), rank=2):
@@ -77,7 +81,7 @@ def test_norms_scales_and_dropouts_leave_no_operator_behind(tmp_path, cpu):
 
     assert convolutions == [
         ["conv2d_1x1", "add", "add", "max"],  # bias and residual; the scale is in the weights
-        ["pad_or_concat", "conv2d", "add", "max", "min"],  # the batch norm is the bias
+        ["pad", "conv2d", "add", "max", "min"],  # the batch norm is the bias
     ]
     assert not {"sqrt", "rsqrt", "sub"} & {name for s in subgraphs for name in s.operators}
 
@@ -120,12 +124,125 @@ def test_an_unsupported_operator_is_named(tmp_path):
         onnx_import.load(path)
 
 
-def test_a_dynamic_shape_is_named_with_its_input(tmp_path):
-    node = helper.make_node("Relu", ["x"], ["y"])
-    path = save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, ["batch", 4])})
+def dynamic(tmp_path):
+    """x (batch, 4) @ w, with an open batch."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    return save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, ["batch", 4])}, {"w": (4, 8)})
 
-    with pytest.raises(ModelError, match=r"input 'x' has the dynamic shape \(batch, 4\)"):
-        onnx_import.load(path)
+
+def test_a_dynamic_shape_is_named_with_what_to_type(tmp_path):
+    with pytest.raises(ModelError, match=r"'x' has the dynamic shape \(batch, 4\).* --shape x=batch,4 with numbers"):
+        onnx_import.load(dynamic(tmp_path))
+
+
+@pytest.mark.parametrize("shapes", [{"x": (3, 4)}, {"batch": (3,)}])
+def test_open_dimensions_get_values_by_input_or_by_name(tmp_path, cpu, shapes):
+    path = dynamic(tmp_path)
+    x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+
+    found = run_untuned(onnx_import.load(path, shapes), cpu, [x])
+
+    [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"y": (3, 4)}, "has the inputs x and the open dimensions batch"),
+        ({"batch": (3, 4)}, "one extent each"),
+        ({"x": (3, 5)}, r"the file .* has \(batch, 4\) there"),
+        ({"x": (3,)}, r"the file .* has \(batch, 4\) there"),
+    ],
+)
+def test_a_shape_that_the_file_contradicts_is_refused(tmp_path, shapes, message):
+    with pytest.raises(ModelError, match=message):
+        onnx_import.load(dynamic(tmp_path), shapes)
+
+
+def test_external_weights_are_read(tmp_path, cpu):
+    weight = np.random.default_rng(2).normal(size=(4, 8)).astype(np.float32)
+    path = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": (TensorProto.FLOAT, [1, 4])},
+        {"w": weight},
+    )
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    x = np.ones((1, 4), np.float32)
+
+    np.testing.assert_allclose(run_untuned(onnx_import.load(path), cpu, [x]), x @ weight, rtol=1e-5)
+
+
+# Subgraphs that can be tuned; in DenseNet each of 62 norms and 58 placements has a shape of its own.
+LIGHT = {
+    "bvlc_alexnet": 18,
+    "densenet121": 197,
+    "inception_v1": 75,
+    "inception_v2": 63,
+    "resnet50": 28,
+    "shufflenet": 31,
+    "squeezenet": 23,
+    "vgg19": 18,
+    "zfnet512": 17,
+}
+CORES = ("conv2d", "conv2d_1x1", "group_conv2d", "depthwise_conv2d", "matmul", "max_pool", "avg_pool")
+
+
+@pytest.fixture(scope="module", params=light.NAMES)
+def light_file(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("light") / f"{request.param}.onnx"
+    onnx.save(light.with_random_weights(request.param), path)
+    yield path
+    path.unlink()  # half a gigabyte, some of them
+
+
+def test_every_light_model_imports_without_norms_dropouts_and_needless_transposes(light_file, cpu):
+    subgraphs = workloads.extract(graph.fuse(onnx_import.load(light_file).module, cpu.tvm()))
+
+    nodes = Counter(node.op_type for node in onnx.load(light_file, load_external_data=False).graph.node)
+    cores = Counter({core: sum(s.weight for s in subgraphs if s.core_operator == core) for core in CORES})
+    found = {name for s in subgraphs for name in s.operators}
+    assert sum(s.tunable for s in subgraphs) == LIGHT[light_file.stem]
+    assert sum(cores[core] for core in CORES if "conv" in core) == nodes["Conv"]
+    assert cores["matmul"] == nodes["Gemm"]
+    assert cores["max_pool"] == nodes["MaxPool"]
+    assert cores["avg_pool"] == nodes["AveragePool"] + nodes["LRN"]
+    assert not {"sqrt", "rsqrt", "concat"} & found - ({"sqrt"} if nodes["LRN"] else set())
+    # NCHW to NHWC at the input, and what shuffles channels.
+    assert all(s.operators == ["transpose"] for s in subgraphs if s.operators[:1] == ["transpose"])
+    assert sum("transpose" in s.operators for s in subgraphs) == (5 if light_file.stem == "shufflenet" else 1)
+
+
+@pytest.mark.parametrize("name", ["shufflenet", "squeezenet"])
+def test_a_light_model_computes_what_onnx_runtime_computes(tmp_path, cpu, name):
+    path = tmp_path / f"{name}.onnx"
+    onnx.save(light.with_random_weights(name), path)
+    session = onnxruntime.InferenceSession(path)
+    x = np.random.default_rng(1).normal(size=(1, 3, 224, 224)).astype(np.float32)
+
+    found = run_untuned(onnx_import.load(path), cpu, [x])
+
+    [expected] = session.run(None, {session.get_inputs()[0].name: x})
+    assert expected.std() > 0.1
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_a_file_that_computes_its_shapes_is_folded(tmp_path, cpu):
+    """Flatten as exporters write it: Shape, Gather, Concat, Reshape."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"]),
+        helper.make_node("Concat", ["n", "rest"], ["to"], axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["y"]),
+    ]
+    weights = {"zero": np.array([0], np.int64), "rest": np.array([-1], np.int64), "w": (12, 5)}
+    path = save(tmp_path / "m.onnx", nodes, {"x": (TensorProto.FLOAT, [2, 3, 4])}, weights)
+
+    [matmul, view] = workloads.extract(graph.fuse(onnx_import.load(path).module, cpu.tvm()))
+
+    assert (matmul.operators, view.note) == (["matmul"], "a reshape: a view, no kernel")
 
 
 def test_missing_external_weights_are_told(tmp_path):

@@ -94,7 +94,7 @@ def test_bert_and_roberta_share_all_but_the_epsilon_and_the_vocabulary(cpu):
 
     apart = {s.core_operator for key, s in bert.items() if key not in roberta}
 
-    assert apart == {"layer_norm", "gather"}
+    assert apart == {"normalization", "gather"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from lib.errors import VerificationError
 from lib.layout import CompiledFiles, ModelFiles
 from lib.numerics import random_values, relative_error
 from lib.schemas import RESULTS, SUBGRAPHS
+from lib.source import Source
 from stages import cluster, compile, extract, generate, measure, train
 from stages.compile import CompileConfig
 from tests.lib.test_onnx_import import block
@@ -66,7 +67,7 @@ def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime(tmp_path, c
     path = block(tmp_path / "block.onnx")
     model = ModelFiles(tmp_path / "model")
     families, run = model.families("single"), model.run("run")
-    extract.run(str(path), cpu, origin=ORIGIN, out=model)
+    extract.run(Source(str(path)), cpu, origin=ORIGIN, out=model)
     cluster.run(model.subgraphs, "single", origin=ORIGIN, out=families)
     first = run.round(0)
     generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, origin=ORIGIN, out=first)

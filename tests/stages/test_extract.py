@@ -6,6 +6,7 @@ from lib import tables, workloads
 from lib.errors import ModelError
 from lib.layout import ModelFiles
 from lib.schemas import SUBGRAPHS
+from lib.source import Source
 from lib.tables import Origin
 from stages import extract
 
@@ -26,6 +27,6 @@ def test_module_weights_and_subgraphs_are_written(started):
 @pytest.mark.parametrize("model", ["resnet51", "nowhere/model.onnx"])
 def test_a_model_that_cannot_be_read_leaves_nothing_behind(tmp_path, cpu, model):
     with pytest.raises(ModelError):
-        extract.run(model, cpu, origin=Origin(), out=ModelFiles(tmp_path / "out"))
+        extract.run(Source(model), cpu, origin=Origin(), out=ModelFiles(tmp_path / "out"))
 
     assert not (tmp_path / "out").exists()
