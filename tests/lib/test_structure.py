@@ -1,8 +1,12 @@
+import ast
 from collections.abc import Callable
 
 import numpy as np
 import onnx
 import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tvm import relax
 from tvm.relax import op
@@ -206,3 +210,52 @@ def test_the_bound_of_token_ids_is_the_height_of_the_table():
 
 def test_floats_have_no_bound():
     assert structure.index_bounds(matmul()["main"]) == {}
+
+
+def renamed(workload: str, order: list[int], *, blocks: bool) -> tvm.IRModule:
+    """The same program with other names for its variables and buffers and, if asked for, its blocks.
+
+    Names are numbers, dealt out by `order` as they come up.
+    """
+    tree = ast.parse(workloads.load(workload).script(show_meta=False))
+    names: dict[str, str] = {}
+
+    def new(old: str) -> str:
+        return names.setdefault(old, f"n{order[len(names) % len(order)]}_{len(names)}")
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.arg = new(node.arg)
+        elif isinstance(node, ast.Name) and node.id not in ("T", "I"):
+            node.id = new(node.id)
+        elif blocks and isinstance(node, ast.Call) and ast.unparse(node.func) == "T.sblock":
+            node.args = [ast.Constant(new(ast.unparse(node.args[0])))]
+    return tvm.script.from_source(ast.unparse(tree))
+
+
+@pytest.fixture(scope="module")
+def real(cpu) -> list[workloads.Subgraph]:
+    """The subgraphs of two models."""
+    modules = [zoo.load(name).module for name in ("tiny_cnn", "tiny_transformer")]
+    return [subgraph for module in modules for subgraph in workloads.extract(graph.fuse(module, cpu.tvm()))]
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), order=st.permutations(range(30)))
+def test_no_name_decides_what_a_program_is(real, data, order):
+    subgraph = data.draw(st.sampled_from(real))
+
+    other = renamed(subgraph.workload, order, blocks=True)
+
+    assert other.script() != workloads.load(subgraph.workload).script()
+    assert structure.operators(other) == subgraph.operators
+    assert structure.core_operator(structure.operators(other)) == subgraph.core_operator
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), order=st.permutations(range(30)))
+def test_the_id_follows_the_names_of_blocks_alone(real, data, order):
+    subgraph = data.draw(st.sampled_from(real))
+
+    assert workloads.workload_id(renamed(subgraph.workload, order, blocks=False)) == subgraph.subgraph_id
+    assert workloads.workload_id(renamed(subgraph.workload, order, blocks=True)) != subgraph.subgraph_id
