@@ -6,6 +6,7 @@ from typing import Protocol
 
 from lib import digests
 from lib.errors import ConfigError
+from lib.structure import MOVEMENTS
 
 
 class Described(Protocol):
@@ -18,6 +19,25 @@ class Described(Protocol):
     @property
     def operators(self) -> Sequence[str]: ...
 
+
+# One operator of a model may be several blocks of its TIR: these sequences are one each, the longest first.
+_ONE_OPERATOR = sorted(
+    (
+        ("mul", "erf", "mul", "add", "mul"),  # GELU
+        ("mul", "mul", "mul", "mul", "add", "mul", "tanh", "add", "mul"),  # GELU with tanh
+        ("sigmoid", "mul"),  # SiLU
+        ("max", "min"),  # clip, ReLU6
+        ("reduce_max", "exp", "reduce_sum", "div"),  # softmax
+        ("reduce_max", "reduce_sum_exp", "log"),  # log softmax
+        ("reduce_sum", "div", "reduce_sum", "rsqrt"),  # layer norm
+        ("mul", "reduce_sum", "rsqrt", "mul"),  # RMS norm
+        ("reduce_moments", "rsqrt"),  # group norm
+        ("reduce_sum", "div"),  # mean
+        ("avg_pool", "div"),
+    ),
+    key=len,
+    reverse=True,
+)
 
 Clustering = Callable[[Described], str]
 
@@ -53,8 +73,27 @@ def core_operator(subgraph: Described) -> str:
 
 @register("operator-count")
 def operator_count(subgraph: Described) -> str:
-    """The number of operators fused into it."""
-    return f"{len(subgraph.operators)}-operators"
+    """The number of operators fused into it, as `count` has it."""
+    return f"{count(subgraph.operators)}-operators"
+
+
+def count(operators: Sequence[str]) -> int:
+    """How many operators of a model a subgraph is, at least 1.
+
+    Blocks that only move data do not count beside others: the border that a convolution needs is part of it. Blocks
+    that TVM makes of one operator count once. An operator that is written out in others (a norm as means and
+    differences) counts as those.
+
+    Args:
+        operators: What each block computes, in order; see `lib.structure.operators`.
+    """
+    left = [name for name in operators if name not in MOVEMENTS]
+    counted = 0
+    while left:
+        known = next((one for one in _ONE_OPERATOR if tuple(left[: len(one)]) == one), left[:1])
+        left = left[len(known) :]
+        counted += 1
+    return max(counted, 1)
 
 
 @register("operator-sequence")

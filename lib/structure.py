@@ -2,19 +2,31 @@
 
 A block with an initial value reduces: it is a contraction if it sums products of two tensors (then the way
 the indices are shared tells convolutions and products apart), else a pooling or a plain reduction. Any other
-block is named after the arithmetic in it, or after the way in which it moves data. Shapes do not enter, but for
-unit extents.
+block is named after the arithmetic in it, or after how it moves data. Shapes do not enter, but for unit
+extents and for whether a movement grows or shrinks what it moves.
 
-Where the same can be written in several ways, the loops decide, since they are what is scheduled:
+Where one computation that can be written in several ways lands:
 
-- a 1x1 convolution is `conv2d_1x1` (it keeps its unit kernel axes, and reads with a stride), a dense layer `matmul`,
-  though at stride 1 both run through the same loops;
-- a product whose result or input is split into heads is a `matmul` if one side is read by all of the batch,
-  else a `batch_matmul`;
-- a transposed convolution is the dense convolution over a spread-out image that TVM makes of it: `conv2d`;
-- a mean over the image is `reduce`, as its loops are; a pooling has windows;
-- a layer norm, group norm, RMS norm: `normalization`; a local response norm is a pooling and what is around it;
-- functions that `lib.legalize` writes as polynomials are `exp` or `rational` (erf and tanh).
+| computation | core operator |
+|---|---|
+| dense layer of any rank; a product with one batch, or with one weight for all batches | `matmul` |
+| 1x1 convolution, with or without a stride | `conv2d_1x1`; as a product of a reshaped image: `matmul` |
+| convolution whose kernel is the whole image | `conv2d`; as a dense layer: `matmul` |
+| grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
+| transposed convolution | `transposed_conv2d`: TVM flips the kernel and convolves the spread-out input |
+| attention in one function | `batch_matmul`, whatever happens to the scores between the two products |
+| softmax, log softmax | `softmax`; without the subtraction of the maximum: `reduce` |
+| layer norm, RMS norm | `layer_norm` (two sums), `rms_norm` (one sum, of squares) |
+| group norm, instance norm | `group_norm` (both moments in one pass) |
+| batch norm of one inference | `elementwise` |
+| a norm in pieces that are not fused into one function | its pieces: `reduce`, `elementwise` |
+| local response norm | its pieces: `avg_pool` (a window over channels), `elementwise` |
+| global pooling, as a pooling or as a mean | `reduce`: nothing slides if there is one window |
+| cumulative sum, sort, top k, scatter | `other`: loops that TVM writes by hand, with little to schedule |
+
+A 1x1 convolution in NHWC has the loops of a product, with two spatial loops where a product has one. The two keep
+their own names all the same: MetaSchedule tiles each loop, so their traces do not fit each other, and the features of
+their programs differ in the depth of the nest. A model that has both has enough of each to learn from.
 """
 
 import math
@@ -37,21 +49,13 @@ _ARITHMETIC = {
     tirx.Min: "min",
     tirx.Select: "select",
 }
-
-
-MOVEMENTS = ("broadcast", "concat", "copy", "pad", "place", "reshape", "slice", "transpose")
+MOVEMENTS = ("concat", "slice", "transpose", "reshape", "reverse", "broadcast", "pad", "dilate")
 
 
 def operators(module: tvm.IRModule) -> list[str]:
-    """What each block computes, in program order; copies in place are left out, as a padding by nothing is one."""
-    names = [_operator(block) for block in _blocks(module["main"])]
+    """What each block computes, in program order; blocks that copy element by element are left out."""
+    names = [_name(block) for block in _blocks(module["main"])]
     return [name for name in names if name != "copy"]
-
-
-def _operator(block: SBlock) -> str:
-    if not _walk(block.body, tirx.BufferStore):
-        return "opaque"  # a call of a library
-    return _reduction(block) if block.init is not None else _elementwise(block)
 
 
 def core_operator(names: Sequence[str]) -> str:
@@ -61,27 +65,34 @@ def core_operator(names: Sequence[str]) -> str:
         names: What `operators` returned.
 
     Returns:
-        Contractions in order, joined by `+`; else `softmax`, `normalization`, a pooling, `reduce`, `gather`,
-        `data_movement`, `elementwise` or, of what no block tells, `other`: the first that fits.
+        Contractions in order, joined by `+`; else `other`, `softmax`, a norm, a pooling, `reduce`, `gather`,
+        `data_movement` or `elementwise`, the first that fits.
     """
     contractions = [name for name in names if "conv" in name or "matmul" in name]
-    pools = [name for name in names if name.endswith("_pool")]
     if contractions:
-        return "+".join(dict.fromkeys(contractions))
-    reductions = [name for name in names if name.startswith(("reduce", "moments"))]
-    if {"reduce_max", "reduce_sum"} <= set(names):
-        return "softmax"
-    if reductions and {"rsqrt", "sqrt"} & set(names):
-        return "normalization"
-    if pools:
-        return pools[0]
-    if reductions:
-        return "reduce"
-    if "gather" in names:
-        return "gather"
+        flipped = "reverse" in names
+        return "+".join(dict.fromkeys(f"transposed_{n}" if flipped and "conv" in n else n for n in contractions))
     if "opaque" in names:
         return "other"
-    return "data_movement" if set(names) <= set(MOVEMENTS) else "elementwise"
+    return _of_reductions(names) or (
+        "gather" if "gather" in names else "data_movement" if set(names) <= set(MOVEMENTS) else "elementwise"
+    )
+
+
+def movement(names: Sequence[str]) -> str:
+    """How a subgraph that computes nothing moves its data; empty if it computes.
+
+    Args:
+        names: What `operators` returned.
+
+    Returns:
+        `gather` or names of `MOVEMENTS`, each once, joined by `+`; a `reshape` is named only if nothing else happens,
+        since most come with a transposition. `copy` if elements stay where they are.
+    """
+    if not set(names) <= {*MOVEMENTS, "gather"}:
+        return ""
+    kinds = list(dict.fromkeys(names))
+    return "+".join([kind for kind in kinds if kind != "reshape"] or kinds) or "copy"
 
 
 def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
@@ -131,7 +142,8 @@ def _walk(root: Any, kind: type) -> list[Any]:
 
 
 def _blocks(function: tirx.PrimFunc) -> list[SBlock]:
-    return [block for block in _walk(function.body, SBlock) if block.name_hint != "root"]
+    """The blocks that hold no other block."""
+    return [block for block in _walk(function.body, SBlock) if not _walk(block.body, SBlock)]
 
 
 def _vars(exprs: Iterable[Any]) -> set[Any]:
@@ -148,29 +160,57 @@ def _without_casts(expr: Any) -> Any:
     return expr
 
 
+def _extents(block: SBlock) -> dict[Any, int]:
+    """Of each axis; 0 if it is not constant, as with windows of several sizes."""
+    extents = {axis.var: axis.dom.extent for axis in block.iter_vars}
+    return {var: int(extent) if isinstance(extent, tirx.IntImm) else 0 for var, extent in extents.items()}
+
+
+def _name(block: SBlock) -> str:
+    if _walk(block.body, tirx.For) or not _walk(block.body, tirx.BufferStore):
+        return "opaque"  # loops within a block, or a call: no schedule reaches into it
+    return _reduction(block) if block.init is not None else _elementwise(block)
+
+
+def _of_reductions(names: Sequence[str]) -> str:
+    """The core operator of a subgraph without contractions that reduces; empty if it does not."""
+    reductions = [name for name in names if name.startswith("reduce")]
+    sums = [name for name in reductions if name.startswith("reduce_sum")]
+    if "reduce_max" in names and sums and ("exp" in names or "reduce_sum_exp" in names):
+        return "softmax"
+    if "rsqrt" in names and "reduce_moments" in names:
+        return "group_norm"
+    if "rsqrt" in names and len(sums) >= 2:
+        return "layer_norm"
+    if "rsqrt" in names and sums and "mul" in names[: names.index("reduce_sum")]:
+        return "rms_norm"
+    pools = [name for name in names if name.endswith("_pool")]
+    return pools[0] if pools else "reduce" if reductions else ""
+
+
 def _reduction(block: SBlock) -> str:
-    stores = {store.buffer for store in _walk(block.body, tirx.BufferStore)}
-    if len(stores) > 1:  # several results in one pass: a sum with a sum of squares, or a maximum with its place
-        sums = all(isinstance(store.value, tirx.Add) for store in _walk(block.body, tirx.BufferStore))
-        return "moments" if sums else "reduce"
+    if len(_walk(block.body, tirx.BufferStore)) > 1:  # several results in one pass
+        return "reduce_arg" if _walk(block.body, tirx.Select) else "reduce_moments"
     store = _stored(block)
     axes = {kind: {v.var for v in block.iter_vars if int(v.iter_type) == kind} for kind in (_SPATIAL, _REDUCTION)}
-    extents = {v.var: int(v.dom.extent) for v in block.iter_vars}
+    extents = _extents(block)
     loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
-    windowed = any(_windows(load, axes) for load in loads)
+    slides = any(extents[var] != 1 for load in loads for var in _vars(_windows(load, axes)) & axes[_SPATIAL])
     if isinstance(store.value, tirx.Max):
-        return "max_pool" if windowed else "reduce_max"
+        return "max_pool" if slides else "reduce_max"
     if isinstance(store.value, tirx.Min):
-        return "reduce_min"
+        return "min_pool" if slides else "reduce_min"
     if not isinstance(store.value, tirx.Add):
-        return "reduce"
+        return "reduce_prod" if isinstance(store.value, tirx.Mul) else "reduce"
     left, right = store.value.a, store.value.b
     term = _without_casts(right if isinstance(left, tvm.ir.TensorLoad) and left.source.same_as(store.buffer) else left)
     if isinstance(term, tirx.Mul):
         a, b = _without_casts(term.a), _without_casts(term.b)
         if all(isinstance(x, tvm.ir.TensorLoad) for x in (a, b)) and not a.source.same_as(b.source):
             return _contraction(a, b, axes, extents)
-    return "avg_pool" if windowed else "reduce_sum"
+    if slides:
+        return "avg_pool"
+    return "reduce_sum_exp" if "exp" in _calls(term) else "reduce_sum"
 
 
 def _windows(load: Any, axes: dict[int, set[Any]]) -> list[Any]:
@@ -184,7 +224,7 @@ def _contraction(data: Any, weight: Any, axes: dict[int, set[Any]], extents: dic
     shared = _vars(data.indices) & _vars(weight.indices) & axes[_SPATIAL]
     windows = _windows(data, axes)
     if not windows:
-        return "batch_matmul" if any(extents[var] > 1 for var in shared) else "matmul"
+        return "batch_matmul" if any(extents[var] != 1 for var in shared) else "matmul"
     # A grouped convolution computes the input channel from the output channel: a window, but not over space.
     over_space = [i for i in windows if not _vars([i]) & axes[_SPATIAL] & _vars(weight.indices)]
     kernel = _vars(over_space) & axes[_REDUCTION]
@@ -195,38 +235,63 @@ def _contraction(data: Any, weight: Any, axes: dict[int, set[Any]], extents: dic
     return f"conv{rank}d" + ("_1x1" if all(extents[var] == 1 for var in kernel) else "")
 
 
+def _calls(expr: Any) -> set[str]:
+    return {call.op.name.split(".")[-1] for call in _walk(expr, tvm.ir.Call) if hasattr(call.op, "name")}
+
+
 def _elementwise(block: SBlock) -> str:
     store = _stored(block)
     loads = _walk(store.value, tvm.ir.TensorLoad)
     if any(_walk(index, tvm.ir.TensorLoad) for load in loads for index in load.indices):
         return "gather"
-    calls = {call.op.name.split(".")[-1] for call in _walk(store.value, tvm.ir.Call) if hasattr(call.op, "name")}
+    value = _without_casts(store.value)
+    if isinstance(value, tvm.ir.TensorLoad):
+        moved = _moved(value, store, _extents(block))
+        return "cast" if moved == "copy" and isinstance(store.value, tirx.Cast) else moved
+    calls = _calls(value)
     for function in _FUNCTIONS:
         if function in calls:
             return function
     if "reinterpret" in calls:
-        return "exp"  # two to a power, put together from its bits
+        return "exp"  # two to a power, put together from its bits, as `lib.legalize` has it
     if "if_then_else" in calls:
-        return "concat" if len({load.source for load in loads}) > 1 else "pad"
-    value = _without_casts(store.value)
-    if isinstance(value, tvm.ir.TensorLoad):
-        return _movement(value, store)
+        return _chosen(value, loads)
     if isinstance(value, tirx.Div) and _walk(value.a, tirx.Mul) and _walk(value.b, tirx.Mul):
-        return "rational"
+        return "rational"  # what `lib.legalize` makes of erf and tanh
     return _ARITHMETIC.get(type(value), "elementwise")
 
 
-def _movement(load: Any, store: Any) -> str:
-    """How `store` places what it reads."""
-    axes = [axis for axis in store.indices if isinstance(axis, tirx.Var)]
-    own = [number for index in load.indices for number, axis in enumerate(axes) if index.same_as(axis)]
-    shifted = [index for index in load.indices if isinstance(index, (tirx.Add, tirx.Sub))]
-    sizes = [[int(extent) for extent in tensor.ty.shape] for tensor in (load.source, store.buffer)]
-    if own != sorted(own):
+def _chosen(value: Any, loads: Sequence[Any]) -> str:
+    """Which movement it is to take an element from one place or another, depending on its own place."""
+    if any(not load.source.same_as(loads[0].source) for load in loads):
+        return "concat"
+    # Zeros between the elements, rather than around them: every n-th place holds one.
+    return "dilate" if _walk(value.args[0], tirx.FloorMod) else "pad"
+
+
+def _moved(load: Any, store: Any, extents: dict[Any, int]) -> str:
+    """Which movement it is to store elements as they were loaded, over axes of these extents."""
+    if _walk(load.indices, tirx.Select):
+        return "pad"  # mirrored at the border
+    if any(isinstance(index, tirx.Sub) and isinstance(index.a, tirx.IntImm) for index in load.indices):
+        return "reverse"
+    grown = math.prod(extents.values()) - math.prod(int(extent) for extent in load.source.ty.shape)
+    same_rank = len(load.indices) == len(store.indices)
+    if grown > 0 and same_rank and all(map(_is_before, load.indices, store.indices)):
+        return "concat"  # a part of it, written in its place
+    if grown:
+        return "broadcast" if grown > 0 else "slice"
+    if not all(isinstance(index, (tirx.Var, tirx.IntImm)) for index in load.indices):
+        return "reshape"  # possibly with a transposition
+    read, written = ([i for i in x.indices if extents.get(i, 1) > 1] for x in (load, store))
+    if not all(a.same_as(b) for a, b in zip(read, written, strict=True)):
         return "transpose"
-    if len(own) + len(shifted) == len(load.indices) == len(axes):
-        if math.prod(sizes[0]) == math.prod(sizes[1]):
-            return "reshape" if shifted else "copy"
-        return "slice" if math.prod(sizes[0]) > math.prod(sizes[1]) else "place"
-    smaller = math.prod(sizes[0]) < math.prod(sizes[1])
-    return "broadcast" if smaller else "slice" if math.prod(sizes[0]) > math.prod(sizes[1]) else "reshape"
+    return "copy" if same_rank and all(map(_is_before, load.indices, store.indices)) else "reshape"
+
+
+def _is_before(index: Any, place: Any) -> bool:
+    """Whether an index is a place, or lies a constant before it."""
+    if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
+        index = index.a
+    both = isinstance(index, tirx.IntImm) and isinstance(place, tirx.IntImm)
+    return int(index) == int(place) if both else bool(index.same_as(place))

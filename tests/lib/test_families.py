@@ -35,6 +35,26 @@ def test_each_algorithm_groups_by_its_rule(algorithm, expected):
     assert families.cluster([CONV, CONV_RESIDUAL, MATMUL], algorithm) == expected
 
 
+@pytest.mark.parametrize(
+    ("operators", "expected"),
+    [
+        ("conv2d_1x1 add max", 3),
+        ("pad conv2d add max", 3),  # the border is part of the convolution
+        ("pad conv2d add max min", 3),  # ReLU6
+        ("matmul add mul erf mul add mul", 3),  # GELU
+        ("matmul add mul mul mul mul add mul tanh add mul", 3),
+        ("matmul add sigmoid mul", 3),  # SiLU
+        ("reduce_max exp reduce_sum div", 1),
+        ("reduce_sum div reduce_sum rsqrt", 1),
+        ("pad avg_pool div", 1),
+        ("transpose reshape", 1),
+        ("", 1),
+    ],
+)
+def test_what_is_one_operator_of_the_model_counts_once(operators, expected):
+    assert families.count(operators.split()) == expected
+
+
 def test_an_unknown_algorithm_lists_the_known_ones():
     with pytest.raises(ConfigError, match="core-operator, each, operator-count, operator-sequence, single"):
         families.cluster([], "by-name")

@@ -81,7 +81,8 @@ def test_a_model_has_the_known_subgraphs_all_of_them_tunable(cpu, name):
 def test_attention_moves_no_data(cpu, name):
     module, _ = zoo.define(name)
 
-    moved = [s.name for s in workloads.extract(graph.fuse(module, cpu.tvm())) if "move" in s.operators]
+    found = workloads.extract(graph.fuse(module, cpu.tvm()))
+    moved = [s.name for s in found if {"slice", "reshape", "transpose", "broadcast", "concat"} & set(s.operators)]
 
     assert all("first_token" in name or "concat" in name for name in moved)  # BERT's and ViT's, once each
 
