@@ -43,7 +43,7 @@ def test_equal_subgraphs_are_one_with_the_weight_of_all(cpu):
     found = workloads.extract(graph.fuse(zoo.load("tiny_transformer").module, cpu.tvm()))
 
     assert len({s.subgraph_id for s in found}) == len(found)
-    assert {s.weight for s in found if s.core_operator == "normalization"} == {3}
+    assert {s.weight for s in found if s.core_operator == "layer_norm"} == {3}
 
 
 class OneRow(nn.Module):

@@ -95,7 +95,7 @@ def test_bert_and_roberta_share_all_but_the_epsilon_and_the_vocabulary(cpu):
 
     apart = {s.core_operator for key, s in bert.items() if key not in roberta}
 
-    assert apart == {"normalization", "gather"}
+    assert apart == {"layer_norm", "gather"}
 
 
 @pytest.mark.parametrize(

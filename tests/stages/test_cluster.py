@@ -9,6 +9,7 @@ from lib import tables
 from lib.errors import ConfigError
 from lib.families import ALGORITHMS
 from lib.schemas import FAMILIES, SUBGRAPHS
+from lib.source import Source
 from stages import cluster, extract
 from tests.stages.conftest import ORIGIN
 
@@ -33,7 +34,7 @@ def test_an_unknown_algorithm_writes_nothing(started, tmp_path):
 @pytest.fixture(scope="module")
 def real(cpu) -> pa.Table:
     """The subgraphs of two models as one table."""
-    found = [extract.partition(extract.load(name), cpu)[1] for name in ("tiny_cnn", "tiny_transformer")]
+    found = [extract.partition(extract.load(Source(name)), cpu)[1] for name in ("tiny_cnn", "tiny_transformer")]
     return pa.Table.from_pylist([asdict(subgraph) for subgraphs in found for subgraph in subgraphs], schema=SUBGRAPHS)
 
 
