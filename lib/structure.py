@@ -26,8 +26,8 @@ Where one computation that can be written in several ways lands:
 | cumulative sum, sort, top k, scatter | `other`: loops that TVM writes by hand, with little to schedule |
 
 A 1x1 convolution in NHWC has the loops of a product, with two spatial loops where a product has one. The two keep
-their own names all the same: MetaSchedule tiles each loop, so their traces do not fit each other, and the features of
-their programs differ in the depth of the nest. A model that has both has enough of each to learn from.
+their own names all the same: MetaSchedule tiles each loop, so the traces of one do not fit the other, and a convolution
+may have a stride. Whether one model for both would learn faster has not been measured.
 """
 
 import math
