@@ -20,14 +20,21 @@ class Described(Protocol):
     def operators(self) -> Sequence[str]: ...
 
 
-# One operator of a model may be several blocks of its TIR: these sequences are one each, the longest first.
+# One operator of a model may be several blocks of its TIR: these sequences are one each, the longest first. Functions
+# of float32 are those of `lib.legalize`, where `rational` stands for erf or tanh; the others are TVM's own.
 _ONE_OPERATOR = sorted(
     (
-        ("mul", "erf", "mul", "add", "mul"),  # GELU
-        ("mul", "mul", "mul", "mul", "add", "mul", "tanh", "add", "mul"),  # GELU with tanh
-        ("sigmoid", "mul"),  # SiLU
+        ("mul", "rational", "mul", "add", "mul"),  # GELU
+        ("mul", "erf", "mul", "add", "mul"),
+        ("mul", "mul", "mul", "add", "mul", "min", "max", "rational", "mul", "add", "mul"),  # GELU with tanh
+        ("mul", "mul", "mul", "mul", "add", "mul", "tanh", "add", "mul"),
+        ("min", "max", "rational"),  # tanh
+        ("mul", "exp", "add", "div"),  # sigmoid
+        ("mul", "exp", "add", "div", "mul"),  # SiLU
+        ("sigmoid", "mul"),
         ("max", "min"),  # clip, ReLU6
-        ("reduce_max", "exp", "reduce_sum", "div"),  # softmax
+        ("reduce_max", "sub", "exp", "reduce_sum", "div"),  # softmax
+        ("reduce_max", "exp", "reduce_sum", "div"),
         ("reduce_max", "reduce_sum_exp", "log"),  # log softmax
         ("reduce_sum", "div", "reduce_sum", "rsqrt"),  # layer norm
         ("mul", "reduce_sum", "rsqrt", "mul"),  # RMS norm

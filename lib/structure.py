@@ -22,11 +22,12 @@ Where one computation that can be written in several ways lands:
 | a norm in pieces that are not fused into one function | its pieces: `reduce`, `elementwise` |
 | local response norm | its pieces: `avg_pool` (a window over channels), `elementwise` |
 | global pooling, as a pooling or as a mean | `reduce`: nothing slides if there is one window |
+| erf, tanh, exp as `lib.legalize` writes them | `elementwise`: the operators are `rational` and `exp` |
 | cumulative sum, sort, top k, scatter | `other`: loops that TVM writes by hand, with little to schedule |
 
 A 1x1 convolution in NHWC has the loops of a product, with two spatial loops where a product has one. The two keep
-their own names all the same: MetaSchedule tiles each loop, so their traces do not fit each other, and the features of
-their programs differ in the depth of the nest. A model that has both has enough of each to learn from.
+their own names all the same: MetaSchedule tiles each loop, so the traces of one do not fit the other, and a convolution
+may have a stride. Whether one model for both would learn faster has not been measured.
 """
 
 import math
@@ -49,7 +50,8 @@ _ARITHMETIC = {
     tirx.Min: "min",
     tirx.Select: "select",
 }
-MOVEMENTS = ("concat", "slice", "transpose", "reshape", "reverse", "broadcast", "pad", "dilate")
+# `place` writes a part of a concatenation to where it belongs; `dilate` puts zeros between elements.
+MOVEMENTS = ("concat", "place", "slice", "transpose", "reshape", "reverse", "broadcast", "pad", "dilate")
 
 
 def operators(module: tvm.IRModule) -> list[str]:
@@ -278,7 +280,7 @@ def _moved(load: Any, store: Any, extents: dict[Any, int]) -> str:
     grown = math.prod(extents.values()) - math.prod(int(extent) for extent in load.source.ty.shape)
     same_rank = len(load.indices) == len(store.indices)
     if grown > 0 and same_rank and all(map(_is_before, load.indices, store.indices)):
-        return "concat"  # a part of it, written in its place
+        return "place"
     if grown:
         return "broadcast" if grown > 0 else "slice"
     if not all(isinstance(index, (tirx.Var, tirx.IntImm)) for index in load.indices):

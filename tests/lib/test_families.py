@@ -1,10 +1,11 @@
+import re
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import families
+from lib import families, graph, workloads, zoo
 from lib.errors import ConfigError
 
 
@@ -41,10 +42,14 @@ def test_each_algorithm_groups_by_its_rule(algorithm, expected):
         ("conv2d_1x1 add max", 3),
         ("pad conv2d add max", 3),  # the border is part of the convolution
         ("pad conv2d add max min", 3),  # ReLU6
-        ("matmul add mul erf mul add mul", 3),  # GELU
-        ("matmul add mul mul mul mul add mul tanh add mul", 3),
-        ("matmul add sigmoid mul", 3),  # SiLU
-        ("reduce_max exp reduce_sum div", 1),
+        ("matmul add mul rational mul add mul", 3),  # GELU
+        ("matmul add mul erf mul add mul", 3),
+        ("matmul add mul mul mul add mul min max rational mul add mul", 3),  # GELU with tanh
+        ("matmul mul mul rational mul add mul", 3),  # a scale before GELU
+        ("matmul add min max rational", 3),  # tanh
+        ("matmul add mul exp add div mul", 3),  # SiLU
+        ("matmul add mul exp add div", 3),  # sigmoid
+        ("reduce_max sub exp reduce_sum div", 1),
         ("reduce_sum div reduce_sum rsqrt", 1),
         ("pad avg_pool div", 1),
         ("transpose reshape", 1),
@@ -53,6 +58,16 @@ def test_each_algorithm_groups_by_its_rule(algorithm, expected):
 )
 def test_what_is_one_operator_of_the_model_counts_once(operators, expected):
     assert families.count(operators.split()) == expected
+
+
+@pytest.mark.parametrize("model", ["tiny_cnn", "tiny_transformer"])
+def test_operators_are_as_many_as_tvm_lists_in_the_name_of_what_it_fused(cpu, model):
+    one = r"conv2d|max_pool2d|matmul|einsum|layer_norm|softmax|add|relu|gelu|tanh|multiply|mean|take|first_token"
+    subgraphs = workloads.extract(graph.fuse(zoo.load(model).module, cpu.tvm()))
+
+    assert {s.name: families.count(s.operators) for s in subgraphs} == {
+        s.name: len(re.findall(one, s.name)) for s in subgraphs
+    }
 
 
 def test_an_unknown_algorithm_lists_the_known_ones():

@@ -186,7 +186,7 @@ LIGHT = {
     "vgg19": 18,
     "zfnet512": 17,
 }
-CORES = ("conv2d", "conv2d_1x1", "group_conv2d", "depthwise_conv2d", "matmul", "max_pool", "avg_pool")
+CORES = ("conv2d", "conv2d_1x1", "group_conv2d", "depthwise_conv2d", "matmul", "max_pool", "avg_pool", "reduce")
 
 
 @pytest.fixture(scope="module", params=light.NAMES)
@@ -207,7 +207,8 @@ def test_every_light_model_imports_without_norms_dropouts_and_needless_transpose
     assert sum(cores[core] for core in CORES if "conv" in core) == nodes["Conv"]
     assert cores["matmul"] == nodes["Gemm"]
     assert cores["max_pool"] == nodes["MaxPool"]
-    assert cores["avg_pool"] == nodes["AveragePool"] + nodes["LRN"]
+    averages = nodes["AveragePool"] + nodes["GlobalAveragePool"] + nodes["ReduceMean"]
+    assert cores["avg_pool"] + cores["reduce"] == averages + nodes["LRN"]  # with one window, it is a reduction
     assert not {"sqrt", "rsqrt", "concat"} & found - ({"sqrt"} if nodes["LRN"] else set())
     # NCHW to NHWC at the input, and what shuffles channels.
     assert all(s.operators == ["transpose"] for s in subgraphs if s.operators[:1] == ["transpose"])
