@@ -24,6 +24,7 @@ from typing import Any
 
 import luigi
 from luigi import configuration
+from luigi.cmdline_parser import CmdlineParser
 from luigi.task import externalize
 
 from lib import digests, history, host, planning, schemas, settings, tables, zoo
@@ -234,6 +235,20 @@ class ClusterFamilies(StageTask):
 
     def work(self) -> None:
         cluster.run(self.model_files.subgraphs, self.families, origin=self.origin, out=self.families_file)
+
+    def show(self) -> None:
+        """Print the families."""
+        progress.end()
+        subgraphs = tables.read(self.model_files.subgraphs, schemas.SUBGRAPHS)
+        print(cluster.describe(subgraphs, tables.read(self.families_file, schemas.FAMILIES)))
+
+
+@ClusterFamilies.event_handler(luigi.Event.SUCCESS)
+@ClusterFamilies.event_handler(luigi.Event.DEPENDENCY_PRESENT)  # nothing was left to do
+def show_families(task: ClusterFamilies) -> None:
+    """Whoever asks for the families sees them, whether they had to be made or not."""
+    if is_asked_for(task):
+        task.show()
 
 
 class RoundTask(StageTask):
@@ -544,6 +559,12 @@ class TuneModel(TunerTask):
 def tell(text: str) -> None:
     """Print something for whoever watches, once."""
     progress.note(text)
+
+
+def is_asked_for(task: luigi.Task) -> bool:
+    """Whether the command line names this task, rather than one that needs it."""
+    command = CmdlineParser.get_instance()
+    return command is not None and command.get_task_obj() == task
 
 
 def made_from(*sources: tuple[Path, Any]) -> str:

@@ -17,6 +17,7 @@ from lib.history import History
 from lib.layout import CompiledFiles, ModelFiles, RoundFiles
 from lib.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, RESULTS, SUBGRAPHS, TRAINING
 from lib.tables import Origin
+from lib.text import align
 
 
 def run(
@@ -98,7 +99,7 @@ def subgraph_table(
                 result["note"],
             )
         )
-    return _align(rows)
+    return align(rows)
 
 
 def model_lines(manifest: Mapping[str, Any], so_far: History) -> str:
@@ -132,7 +133,7 @@ def accuracy_table(past: Sequence[RoundFiles]) -> str:
         ]
         n = sum(row["num_predicted"] for row in scored)
         rows.append((family_id, str(family_rows[-1]["num_samples"]), str(n), *means))
-    return _align(rows)
+    return align(rows)
 
 
 def time_table(records: Sequence[Record]) -> str:
@@ -142,7 +143,7 @@ def time_table(records: Sequence[Record]) -> str:
     rows = [("time", "s", "share")]
     rows += [(kind, f"{value:,.1f}", f"{100 * value / total:.1f} %") for kind, value in seconds.items()]
     own = sum(seconds[kind] for kind in ("extract", "worker start", "rest"))
-    return _align(rows) + f"\nthe pipeline's own (extract, worker start, rest): {100 * own / total:.1f} %"
+    return align(rows) + f"\nthe pipeline's own (extract, worker start, rest): {100 * own / total:.1f} %"
 
 
 def clocks(model: ModelFiles, families: Path, past: Sequence[RoundFiles], manifest: Mapping[str, Any]) -> list[Record]:
@@ -215,15 +216,3 @@ def _failures(statuses: Counter[str]) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f}" if values else "-"
-
-
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns under each other: words to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    right = [all(row[i][:1].isdigit() or row[i] in ("-", "") for row in rows[1:]) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)

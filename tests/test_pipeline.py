@@ -163,6 +163,20 @@ def test_a_stage_alone_runs_when_its_inputs_are_there(tuned):
     assert not run.round(rounds).measurements.exists()
 
 
+def test_who_asks_for_the_families_sees_them_whether_or_not_they_had_to_be_made(tmp_path):
+    made = luigi(tmp_path, "ClusterFamilies", "--model", "tiny_cnn")
+    known = luigi(tmp_path, "ClusterFamilies", "--model", "tiny_cnn")
+
+    assert made.stdout.startswith("family ")
+    assert known.stdout == made.stdout
+
+
+def test_who_asks_for_more_than_the_families_sees_the_report_alone(tuned):
+    _, done = tuned
+
+    assert "MFLOP a call" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -10,6 +10,7 @@ from lib.cost_model import TrainConfig
 from lib.layout import ModelFiles, RunFiles
 from lib.planning import PlanConfig
 from lib.search import SearchConfig
+from lib.source import Source
 from lib.tables import Origin
 from stages import cluster, extract, generate, measure, train
 
@@ -32,7 +33,7 @@ class Started:
 def started(tmp_path_factory, cpu, pool):
     model = ModelFiles(tmp_path_factory.mktemp("tiny_cnn"))
     families, run = model.families("core-operator"), model.run("run")
-    extract.run("tiny_cnn", cpu, origin=ORIGIN, out=model)
+    extract.run(Source("tiny_cnn"), cpu, origin=ORIGIN, out=model)
     cluster.run(model.subgraphs, "core-operator", origin=ORIGIN, out=families)
     first = run.round(0)
     generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, origin=ORIGIN, out=first)

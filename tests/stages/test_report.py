@@ -81,12 +81,6 @@ def test_the_picture_shows_something(reported):
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 10
 
 
-def test_numbers_stand_under_each_other():
-    text = report._align([("name", "n"), ("a", "1"), ("bcd", "12")])
-
-    assert text == "name   n\n----  --\na      1\nbcd   12"
-
-
 def test_a_curve_without_points_is_drawn_too(tmp_path):
     empty = pa.table({"seconds": pa.array([], pa.float64()), "trials": pa.array([], pa.int64()),
                       "latency_s": pa.array([], pa.float64())})  # fmt: skip
