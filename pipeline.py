@@ -447,19 +447,22 @@ class Report(FinalTask):
 
     def is_current(self) -> bool:
         files = self.run_files
-        if not (files.report.exists() and files.curve.exists() and self.requires().is_current()):
+        wanted = (files.report, files.curve, files.treemap)
+        if not (all(path.exists() for path in wanted) and self.requires().is_current()):
             return False
         return files.report.read_text().rstrip().endswith(self.origin.inputs)
 
     def work(self) -> None:
         title = f"{self.model_files.folder.name} on {self.cpu.name}, {self.run_files.folder.name}"
+        files = self.run_files
         report.run(
-            self.model_files, self.families_file, self.run_files.rounds(self.n_rounds), self.run_files.compiled, title,
-            origin=self.origin, out=self.run_files.report, curve=self.run_files.curve,
+            self.model_files, self.families_file, files.rounds(self.n_rounds), files.compiled, title,
+            origin=self.origin, out=files.report, curve=files.curve, treemap=files.treemap,
         )  # fmt: skip
         progress.end()
-        print(self.run_files.report.read_text())
-        print(f"library, parameters and manifest: {self.run_files.compiled.folder}\ncurve: {self.run_files.curve}")
+        print(files.report.read_text())
+        print(f"library, parameters and manifest: {files.compiled.folder}")
+        print(f"curve: {files.curve}\nfamilies: {files.treemap}")
 
 
 class TuneModel(TunerTask):
