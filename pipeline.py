@@ -24,6 +24,7 @@ from typing import Any
 
 import luigi
 from luigi import configuration
+from luigi.cmdline_parser import CmdlineParser
 from luigi.task import externalize
 
 from lib import digests, history, host, planning, schemas, settings, tables, zoo
@@ -235,6 +236,20 @@ class ClusterFamilies(StageTask):
     def work(self) -> None:
         cluster.run(self.model_files.subgraphs, self.families, origin=self.origin, out=self.families_file)
 
+    def show(self) -> None:
+        """Print the families."""
+        progress.end()
+        subgraphs = tables.read(self.model_files.subgraphs, schemas.SUBGRAPHS)
+        print(cluster.describe(subgraphs, tables.read(self.families_file, schemas.FAMILIES)))
+
+
+@ClusterFamilies.event_handler(luigi.Event.SUCCESS)
+@ClusterFamilies.event_handler(luigi.Event.DEPENDENCY_PRESENT)  # nothing was left to do
+def show_families(task: ClusterFamilies) -> None:
+    """Whoever asks for the families sees them, whether they had to be made or not."""
+    if is_asked_for(task):
+        task.show()
+
 
 class RoundTask(StageTask):
     """A stage of one round."""
@@ -432,19 +447,22 @@ class Report(FinalTask):
 
     def is_current(self) -> bool:
         files = self.run_files
-        if not (files.report.exists() and files.curve.exists() and self.requires().is_current()):
+        wanted = (files.report, files.curve, files.treemap)
+        if not (all(path.exists() for path in wanted) and self.requires().is_current()):
             return False
         return files.report.read_text().rstrip().endswith(self.origin.inputs)
 
     def work(self) -> None:
         title = f"{self.model_files.folder.name} on {self.cpu.name}, {self.run_files.folder.name}"
+        files = self.run_files
         report.run(
-            self.model_files, self.families_file, self.run_files.rounds(self.n_rounds), self.run_files.compiled, title,
-            origin=self.origin, out=self.run_files.report, curve=self.run_files.curve,
+            self.model_files, self.families_file, files.rounds(self.n_rounds), files.compiled, title,
+            origin=self.origin, out=files.report, curve=files.curve, treemap=files.treemap,
         )  # fmt: skip
         progress.end()
-        print(self.run_files.report.read_text())
-        print(f"library, parameters and manifest: {self.run_files.compiled.folder}\ncurve: {self.run_files.curve}")
+        print(files.report.read_text())
+        print(f"library, parameters and manifest: {files.compiled.folder}")
+        print(f"curve: {files.curve}\nfamilies: {files.treemap}")
 
 
 class TuneModel(TunerTask):
@@ -544,6 +562,12 @@ class TuneModel(TunerTask):
 def tell(text: str) -> None:
     """Print something for whoever watches, once."""
     progress.note(text)
+
+
+def is_asked_for(task: luigi.Task) -> bool:
+    """Whether the command line names this task, rather than one that needs it."""
+    command = CmdlineParser.get_instance()
+    return command is not None and command.get_task_obj() == task
 
 
 def made_from(*sources: tuple[Path, Any]) -> str:

@@ -53,6 +53,10 @@ class RunFiles:
     def curve(self) -> Path:
         return self.folder / "report.png"
 
+    @property
+    def treemap(self) -> Path:
+        return self.folder / "families.png"
+
 
 @dataclass(frozen=True, slots=True)
 class RoundFiles:

@@ -1,7 +1,9 @@
 """Subgraphs in, the family of each tunable one out: static, no measurements needed."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 
@@ -9,6 +11,7 @@ from lib import families, tables
 from lib.clock import Clock
 from lib.schemas import FAMILIES, SUBGRAPHS
 from lib.tables import Origin
+from lib.text import align
 
 
 def run(subgraphs: Path, algorithm: str, *, origin: Origin, out: Path) -> Path:
@@ -34,3 +37,37 @@ def cluster(subgraphs: pa.Table, algorithm: str) -> pa.Table:
             if row.pop("tunable")]  # fmt: skip
     family_ids = families.cluster([SimpleNamespace(**row) for row in rows], algorithm)
     return pa.table({"subgraph_id": [row["subgraph_id"] for row in rows], "family_id": family_ids}).cast(FAMILIES)
+
+
+def describe(subgraphs: pa.Table, families: pa.Table) -> str:
+    """The families as a person wants to see them: those with most FLOP first, each with its members.
+
+    Args:
+        subgraphs: A SUBGRAPHS table. Those that are in no family come last, with the reason.
+        families: The FAMILIES table made from it.
+    """
+    family_of = dict(zip(families["subgraph_id"].to_pylist(), families["family_id"].to_pylist(), strict=True))
+    members: dict[str, list[dict[str, Any]]] = {}
+    others = []
+    for row in subgraphs.drop_columns(["workload"]).to_pylist():
+        if row["subgraph_id"] in family_of:
+            members.setdefault(family_of[row["subgraph_id"]], []).append(row)
+        else:
+            others.append(row)
+    total = _flop([*(row for rows in members.values() for row in rows), *others]) or 1.0
+    lines = [("family", "subgraphs", "calls", "MFLOP a call", "share", "operators")]
+    for family_id, rows in sorted(members.items(), key=lambda item: (-_flop(item[1]), item[0])):
+        calls = sum(row["weight"] for row in rows)
+        lines.append((family_id, str(len(rows)), str(calls), "", f"{100 * _flop(rows) / total:.1f} %", ""))
+        for row in sorted(rows, key=lambda row: (-_flop([row]), row["name"])):
+            operators = ", ".join(row["operators"]) or "copy"
+            lines.append((f"  {row['name']}", "", str(row["weight"]), f"{row['flop'] / 1e6:,.3f}", "", operators))
+    if not others:
+        return align(lines)
+    untuned = [(row["name"], str(row["weight"]), row["note"]) for row in others]
+    return f"{align(lines)}\n\n{align([('compiled as TVM lowers it', 'calls', 'why'), *untuned])}"
+
+
+def _flop(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Of one inference."""
+    return sum(row["weight"] * row["flop"] for row in rows)

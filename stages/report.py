@@ -1,15 +1,20 @@
-"""A run's tables in, a text table and a picture of the tuning curve out."""
+"""A run's tables in, a text table and pictures of the tuning curve and of the families out."""
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from lib import accounting, history, tables
 from lib.accounting import Record
@@ -17,6 +22,13 @@ from lib.history import History
 from lib.layout import CompiledFiles, ModelFiles, RoundFiles
 from lib.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, RESULTS, SUBGRAPHS, TRAINING
 from lib.tables import Origin
+from lib.text import align
+from lib.treemap import Box, layout
+
+_DPI = 110
+_PALE = [colormaps["Set3"](i) for i in range(12)]  # black text stands on them
+_GREY = _PALE.pop(8)  # for all families that find no colour of their own
+_FONTS = (9.0, 8.0, 7.0, 6.0)  # sizes of labels, in points
 
 
 def run(
@@ -29,13 +41,15 @@ def run(
     origin: Origin,
     out: Path,
     curve: Path,
+    treemap: Path,
 ) -> Path:
     """Write the report of a compiled run.
 
     Args:
         title: What was tuned, and for what.
         out: Gets the text; its last line holds the digest of the inputs.
-        curve: Gets the picture (PNG), before `out`.
+        curve: Gets the picture of the tuning curve (PNG), before `out`.
+        treemap: Gets the picture of the families (PNG), before `out`.
 
     Raises:
         MissingInput, ContractError: An input is not there, or not what it should be.
@@ -59,6 +73,9 @@ def run(
     points = curve_points(past, {s["subgraph_id"]: s["weight"] for s in subgraphs if s["tunable"]}, records)
     with tables.written_whole(curve) as partial:
         draw(points, manifest["latencies_s"], title, partial)
+    family_of = dict(tables.read(families, FAMILIES).select(["subgraph_id", "family_id"]).to_pandas().to_numpy())
+    with tables.written_whole(treemap) as partial:
+        picture_of_families(subgraphs, family_of, title).savefig(partial)
     with tables.written_whole(out) as partial:
         partial.write_text(text + "\n")
     return out
@@ -98,7 +115,7 @@ def subgraph_table(
                 result["note"],
             )
         )
-    return _align(rows)
+    return align(rows)
 
 
 def model_lines(manifest: Mapping[str, Any], so_far: History) -> str:
@@ -132,7 +149,7 @@ def accuracy_table(past: Sequence[RoundFiles]) -> str:
         ]
         n = sum(row["num_predicted"] for row in scored)
         rows.append((family_id, str(family_rows[-1]["num_samples"]), str(n), *means))
-    return _align(rows)
+    return align(rows)
 
 
 def time_table(records: Sequence[Record]) -> str:
@@ -142,7 +159,7 @@ def time_table(records: Sequence[Record]) -> str:
     rows = [("time", "s", "share")]
     rows += [(kind, f"{value:,.1f}", f"{100 * value / total:.1f} %") for kind, value in seconds.items()]
     own = sum(seconds[kind] for kind in ("extract", "worker start", "rest"))
-    return _align(rows) + f"\nthe pipeline's own (extract, worker start, rest): {100 * own / total:.1f} %"
+    return align(rows) + f"\nthe pipeline's own (extract, worker start, rest): {100 * own / total:.1f} %"
 
 
 def clocks(model: ModelFiles, families: Path, past: Sequence[RoundFiles], manifest: Mapping[str, Any]) -> list[Record]:
@@ -205,7 +222,97 @@ def draw(points: pa.Table, measured: Mapping[str, Sequence[float]], title: str, 
     figure.axes[0].set_ylabel("latency of the model, ms")
     figure.axes[1].legend(loc="upper right")
     figure.suptitle(f"{title} (untuned: {median(measured['untuned']) * 1e3:,.1f} ms)")
-    figure.savefig(out, dpi=110)
+    figure.savefig(out, dpi=_DPI)
+
+
+def picture_of_families(subgraphs: Sequence[Mapping[str, Any]], family_of: Mapping[str, str], title: str) -> Figure:
+    """Each subgraph as a box, by its share of the FLOP of one inference; those of a family together, in its colour.
+
+    Args:
+        subgraphs: Rows of a SUBGRAPHS table.
+        family_of: Family by subgraph, of those that are tuned.
+    """
+    members: dict[str, list[Mapping[str, Any]]] = {}
+    for subgraph in subgraphs:
+        members.setdefault(family_of.get(subgraph["subgraph_id"], "not tuned"), []).append(subgraph)
+    total = _flop(subgraphs) or 1.0
+    ranked = sorted(members, key=lambda family: (-_flop(members[family]), family))
+    shares = {family: _flop(members[family]) / total for family in ranked}
+    colours = dict(zip(ranked, _PALE, strict=False))
+
+    figure = Figure(figsize=(12, 6.5), dpi=_DPI)
+    axes = figure.add_axes((0.01, 0.02, 0.74, 0.87))
+    frame = Box(0, 0, 0.74 * 12 * _DPI, 0.87 * 6.5 * _DPI)  # in pixels, as texts are measured in
+    axes.set(xlim=(0, frame.width), ylim=(frame.height, 0))
+    axes.axis("off")
+    for family, outer in zip(ranked, layout(list(shares.values()), frame), strict=True):
+        inner = layout([_flop([subgraph]) for subgraph in members[family]], outer)
+        for subgraph, box in zip(members[family], inner, strict=True):
+            _draw_box(axes, box, facecolor=colours.get(family, _GREY), edgecolor="gray", linewidth=0.6)
+            _label(axes, box, subgraph, _flop([subgraph]) / total)
+        _draw_box(axes, outer, fill=False, edgecolor="black", linewidth=1.8)
+    figure.legend(**_legend(shares, colours), loc="upper left", bbox_to_anchor=(0.755, 0.9), frameon=False, fontsize=9)
+    figure.suptitle(f"{title}\nfamilies and their subgraphs by FLOP of one inference", fontsize=11)
+    return figure
+
+
+def _flop(subgraphs: Sequence[Mapping[str, Any]]) -> float:
+    """Of one inference."""
+    return float(sum(subgraph["weight"] * subgraph["flop"] for subgraph in subgraphs))
+
+
+def _draw_box(axes: Axes, box: Box, **style: Any) -> None:
+    if box.width and box.height:
+        axes.add_patch(Rectangle((box.x, box.y), box.width, box.height, clip_on=False, **style))
+
+
+def _label(axes: Axes, box: Box, subgraph: Mapping[str, Any], share: float) -> None:
+    """Write into a box the most that fits, in the largest letters that do."""
+    room = box.inset(4, 3, 4, 3)
+    text = axes.text(room.x, room.y, "", va="top", linespacing=1.2)
+    for labels in _labels(subgraph["name"].removeprefix("fused_"), subgraph["weight"], _percent(share)):
+        for size, label in product(_FONTS, labels):
+            text.set(text=label, fontsize=size)
+            extent = text.get_window_extent()
+            if extent.width <= room.width and extent.height <= room.height:
+                return
+    text.remove()
+
+
+def _labels(name: str, calls: int, percent: str) -> tuple[list[str], list[str], list[str]]:
+    """What may stand in a box, the best first: the whole name, broken after underscores; a part of it; none of it."""
+    numbers = f"{calls} calls, {percent}" if calls > 1 else percent
+    whole = []
+    for columns in (60, 30, 20, 15, 10):
+        lines = [line.replace("_ ", "_") for line in textwrap.wrap(name.replace("_", "_ "), columns)]
+        whole.append("\n".join([*lines, *textwrap.wrap(numbers, max(columns, len(percent)))]))
+    parts = [f"{_cut(name, columns)}\n{numbers}" for columns in (30, 20, 15, 10)]
+    return whole, parts, [percent]
+
+
+def _legend(shares: Mapping[str, float], colours: Mapping[str, Any]) -> dict[str, Any]:
+    """Handles and labels: each coloured family with its share, then the grey ones and those without FLOP together."""
+    entries = [(f"{_cut(family)}, {_percent(share)}", colours[family])
+               for family, share in shares.items() if share and family in colours]  # fmt: skip
+    grey = [share for family, share in shares.items() if share and family not in colours]
+    if grey:
+        entries.append((f"{len(grey)} more families, {_percent(sum(grey))}", _GREY))
+    bare = [family for family, share in shares.items() if not share]
+    if len(bare) > len(_PALE):
+        bare = [f"{len(bare)} families"]
+    entries += [(f"{_cut(family)}, no FLOP", "white") for family in bare]
+    return {
+        "handles": [Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor="black") for _, colour in entries],
+        "labels": [label for label, _ in entries],
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"
+
+
+def _cut(text: str, length: int = 24) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _failures(statuses: Counter[str]) -> str:
@@ -215,15 +322,3 @@ def _failures(statuses: Counter[str]) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f}" if values else "-"
-
-
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns under each other: words to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    right = [all(row[i][:1].isdigit() or row[i] in ("-", "") for row in rows[1:]) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)

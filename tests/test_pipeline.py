@@ -42,13 +42,15 @@ def tuned(tmp_path_factory):
     return folder, done
 
 
-def test_one_command_ends_with_a_library_a_table_and_a_curve(tuned):
+def test_one_command_ends_with_a_library_a_table_and_pictures(tuned):
     folder, done = tuned
     run = run_files(folder)
 
     assert "speed-up" in done.stdout
     assert "fused_conv2d_add_relu" in done.stdout
     assert run.curve.read_bytes().startswith(b"\x89PNG")
+    assert run.treemap.read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.rstrip().endswith(f"families: {run.treemap}")
     assert run.compiled.library.exists()
     assert json.loads(run.compiled.manifest.read_text())["n_trials"] >= 40
 
@@ -68,6 +70,19 @@ def test_the_same_command_again_does_nothing(tuned):
     assert done.returncode == 0
     assert done.stdout.startswith("Nothing is left to do; the report is ")
     assert snapshot(folder / "artifacts") == before
+
+
+def test_a_deleted_picture_is_drawn_again_and_nothing_is_compiled(tuned):
+    folder, _ = tuned
+    run = run_files(folder)
+    before = {**snapshot(run.folder / "rounds"), **snapshot(run.compiled.folder)}
+    run.treemap.unlink()
+
+    done = luigi(folder, "TuneModel", "--model", "tiny_cnn", *TRIALS)
+
+    assert done.returncode == 0, done.stderr
+    assert run.treemap.exists()
+    assert {**snapshot(run.folder / "rounds"), **snapshot(run.compiled.folder)} == before
 
 
 def test_a_larger_budget_continues_the_same_run(tuned):
@@ -161,6 +176,20 @@ def test_a_stage_alone_runs_when_its_inputs_are_there(tuned):
     assert done.returncode == 0, done.stderr
     assert run.round(rounds).candidates.exists()
     assert not run.round(rounds).measurements.exists()
+
+
+def test_who_asks_for_the_families_sees_them_whether_or_not_they_had_to_be_made(tmp_path):
+    made = luigi(tmp_path, "ClusterFamilies", "--model", "tiny_cnn")
+    known = luigi(tmp_path, "ClusterFamilies", "--model", "tiny_cnn")
+
+    assert made.stdout.startswith("family ")
+    assert known.stdout == made.stdout
+
+
+def test_who_asks_for_more_than_the_families_sees_the_report_alone(tuned):
+    _, done = tuned
+
+    assert "MFLOP a call" not in done.stdout
 
 
 @pytest.mark.parametrize(

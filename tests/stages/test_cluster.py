@@ -53,3 +53,54 @@ def test_a_subgraphs_family_depends_on_nothing_but_itself(real, data, algorithm)
     found = families(pa.Table.from_pylist(rows, schema=SUBGRAPHS))
 
     assert found == {key: family for key, family in families(real).items() if key in {r["subgraph_id"] for r in rows}}
+
+
+def subgraph(name, operators, weight, flop, note=""):
+    return {
+        "subgraph_id": name, "name": name, "functions": [name], "weight": weight, "flop": flop,
+        "core_operator": operators[0] if operators else "data_movement", "operators": operators,
+        "tunable": not note, "note": note, "workload": "",
+    }  # fmt: skip
+
+
+SMALL = pa.Table.from_pylist(
+    [
+        subgraph("first", ["conv2d", "add"], 2, 3e6),
+        subgraph("heavy", ["matmul"], 8, 1e6),
+        subgraph("light", ["conv2d"], 1, 2e6),
+        subgraph("mover", [], 5, 0.0),
+        subgraph("view", ["move"], 4, 0.0, "a reshape: a view, no kernel"),
+    ],
+    schema=SUBGRAPHS,
+)
+
+
+def test_the_table_has_families_by_flop_their_members_and_what_is_in_none():
+    text = cluster.describe(SMALL, cluster.cluster(SMALL, "core-operator"))
+
+    assert [line.split() for line in text.splitlines() if line and "--" not in line] == [
+        ["family", "subgraphs", "calls", "MFLOP", "a", "call", "share", "operators"],
+        ["conv2d", "2", "3", "50.0", "%"],
+        ["first", "2", "3.000", "conv2d,", "add"],
+        ["light", "1", "2.000", "conv2d"],
+        ["matmul", "1", "8", "50.0", "%"],
+        ["heavy", "8", "1.000", "matmul"],
+        ["data_movement", "1", "5", "0.0", "%"],
+        ["mover", "5", "0.000", "copy"],
+        ["compiled", "as", "TVM", "lowers", "it", "calls", "why"],
+        ["view", "4", "a", "reshape:", "a", "view,", "no", "kernel"],
+    ]
+
+
+def test_the_table_of_a_model_without_flop_divides_by_no_zero():
+    movers = SMALL.slice(3, 1)
+
+    assert "0.0 %" in cluster.describe(movers, cluster.cluster(movers, "core-operator"))
+
+
+def test_every_subgraph_of_a_model_stands_in_its_table(started):
+    subgraphs = tables.read(started.model.subgraphs, SUBGRAPHS)
+
+    text = cluster.describe(subgraphs, tables.read(started.families, FAMILIES))
+
+    assert {line.split()[0] for line in text.splitlines() if line} >= set(subgraphs["name"].to_pylist())

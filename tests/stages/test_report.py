@@ -1,4 +1,5 @@
 import json
+from itertools import combinations
 
 import matplotlib.image
 import numpy as np
@@ -23,7 +24,7 @@ def reported(started, cpu, pool, tmp_path_factory):
     compile.run(started.model, started.families, rounds, cpu, QUICK, pool, origin=ORIGIN, out=compiled)
     report.run(
         started.model, started.families, rounds, compiled, "tiny_cnn", origin=Origin("the digest"),
-        out=folder / "report.txt", curve=folder / "report.png",
+        out=folder / "report.txt", curve=folder / "report.png", treemap=folder / "families.png",
     )  # fmt: skip
     return folder, compiled
 
@@ -74,17 +75,12 @@ def test_the_curve_falls_and_ends_at_the_sum_of_the_best(started):
     assert points["latency_s"].iloc[-1] == pytest.approx(history.model_latency_s(history.load(rounds), weights))
 
 
-def test_the_picture_shows_something(reported):
-    picture = matplotlib.image.imread(reported[0] / "report.png")
+@pytest.mark.parametrize("name", ["report.png", "families.png"])
+def test_the_pictures_show_something(reported, name):
+    picture = matplotlib.image.imread(reported[0] / name)
 
     assert picture.shape[0] > 300
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 10
-
-
-def test_numbers_stand_under_each_other():
-    text = report._align([("name", "n"), ("a", "1"), ("bcd", "12")])
-
-    assert text == "name   n\n----  --\na      1\nbcd   12"
 
 
 def test_a_curve_without_points_is_drawn_too(tmp_path):
@@ -94,3 +90,45 @@ def test_a_curve_without_points_is_drawn_too(tmp_path):
     report.draw(empty, {"tuned": [1.0], "untuned": [2.0]}, "t", tmp_path / "c.png")
 
     assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def rows(*flop, name="fused_conv2d{}_add_multiply_erf_multiply"):
+    return [
+        {"subgraph_id": str(n), "name": name.format(n), "weight": 1 + n % 3, "flop": f} for n, f in enumerate(flop)
+    ]  # fmt: skip
+
+
+PICTURES = {
+    "one": (rows(5.0), {"0": "conv2d"}),
+    "many families": (rows(*range(1, 60)), {str(n): f"family-{n}-of-a-very-long-name-indeed" for n in range(59)}),
+    "many members": (rows(*[1e9] * 80), {str(n): f"family{n % 3}" for n in range(80)}),
+    "no FLOP": (rows(0.0, 0.0), {"0": "gather"}),
+    "some not tuned": (rows(3.0, 2.0, 1.0, 0.0), {"1": "matmul"}),
+}
+
+
+@pytest.mark.parametrize(("subgraphs", "family_of"), PICTURES.values(), ids=PICTURES)
+def test_no_two_texts_of_the_picture_of_families_overlap_and_none_is_cut_off(subgraphs, family_of):
+    figure = report.picture_of_families(subgraphs, family_of, "a model on a target, a run")
+    figure.draw_without_rendering()
+
+    texts = [*figure.texts, *figure.axes[0].texts, *figure.legends[0].get_texts()]
+    extents = [text.get_window_extent() for text in texts]
+    assert not [(a, b) for a, b in combinations(extents, 2) if a.padded(-0.5).overlaps(b.padded(-0.5))]
+    assert all(figure.bbox.count_contains(extent.corners()) == 4 for extent in extents)
+
+
+def test_the_picture_of_families_names_each_with_its_share():
+    figure = report.picture_of_families(*PICTURES["some not tuned"], "t")
+
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["not tuned, 60.0 %", "matmul, 40.0 %"]
+
+
+def test_a_family_is_as_large_in_the_picture_as_its_share():
+    figure = report.picture_of_families(*PICTURES["some not tuned"], "t")
+
+    colour = figure.legends[0].get_patches()[1].get_facecolor()
+    boxes = [box for box in figure.axes[0].patches if box.get_fill()]
+    areas = {box: box.get_width() * box.get_height() for box in boxes}
+    own = [area for box, area in areas.items() if box.get_facecolor() == colour]
+    assert sum(own) / sum(areas.values()) == pytest.approx(0.4)
