@@ -25,7 +25,7 @@ def _schema(table: str, version: int, columns: list[pa.Field]) -> pa.Schema:
 
 SUBGRAPHS = _schema(
     "subgraphs",
-    1,
+    2,
     [
         _col("subgraph_id", pa.string(), "1", "digest of the workload's canonical text"),
         _col("name", pa.string(), "1", "the fused function's name in module.json; for people only"),
