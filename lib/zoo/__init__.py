@@ -181,6 +181,5 @@ def _random(name: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
     elif name.endswith(("bias", "shift", "word", "position", "token")):
         noise *= np.float32(0.1)
     else:
-        to_heads = name.endswith(("query.weight", "key.weight", "value.weight"))
-        noise /= np.float32(math.sqrt(shape[0] if to_heads else math.prod(shape[:-1])))
+        noise /= np.float32(math.sqrt(math.prod(shape[:-1])))
     return noise

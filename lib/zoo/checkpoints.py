@@ -125,20 +125,14 @@ def vector(name: str) -> Recipe:
     return Recipe(lambda shape: {name: (math.prod(shape),)}, lambda tensor: tensor)
 
 
-def transposed(name: str, n_in: int = 1) -> Recipe:
-    """(out, in) to (in, out).
-
-    Args:
-        n_in: Dimensions of the weight that are the input; there are more than one if it comes in heads.
-    """
-    return Recipe(
-        lambda shape: {name: (math.prod(shape[n_in:]), math.prod(shape[:n_in]))}, lambda tensor: tensor.transpose()
-    )
+def transposed(name: str) -> Recipe:
+    """(out, in) to (in, out)."""
+    return Recipe(lambda shape: {name: shape[::-1]}, lambda tensor: tensor.transpose())
 
 
-def linear(ours: str, theirs: str, n_in: int = 1) -> dict[str, Recipe]:
+def linear(ours: str, theirs: str) -> dict[str, Recipe]:
     """Weight and bias of a product."""
-    return {f"{ours}.weight": transposed(f"{theirs}.weight", n_in), f"{ours}.bias": vector(f"{theirs}.bias")}
+    return {f"{ours}.weight": transposed(f"{theirs}.weight"), f"{ours}.bias": vector(f"{theirs}.bias")}
 
 
 def norm(ours: str, theirs: str) -> dict[str, Recipe]:

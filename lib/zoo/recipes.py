@@ -69,9 +69,8 @@ def bert(network: Bert) -> dict[str, Recipe]:
     }
     for n in range(len(network.layers)):
         ours, theirs = f"layers.{n}", f"encoder.layer.{n}"
-        for part in ("query", "key", "value"):
-            recipes |= linear(f"{ours}.attention.{part}", f"{theirs}.attention.self.{part}")
-        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense", n_in=2)
+        recipes |= _side_by_side(f"{ours}.attention.projections", f"{theirs}.attention.self")
+        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
         recipes |= norm(f"{ours}.norm1", f"{theirs}.attention.output.LayerNorm")
         recipes |= linear(f"{ours}.up", f"{theirs}.intermediate.dense")
         recipes |= linear(f"{ours}.down", f"{theirs}.output.dense")
@@ -93,9 +92,10 @@ def vit(network: Vit) -> dict[str, Recipe]:
     for n in range(len(network.layers)):
         ours, theirs = f"layers.{n}", f"encoder.layer.{n}"
         recipes |= norm(f"{ours}.norm1", f"{theirs}.layernorm_before")
-        for part in ("query", "key", "value"):
-            recipes |= linear(f"{ours}.attention.{part}", f"{theirs}.attention.attention.{part}")
-        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense", n_in=2)
+        recipes |= _side_by_side(
+            f"{ours}.attention.projections", f"{theirs}.attention.attention", ("query", "key", "value")
+        )
+        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
         recipes |= norm(f"{ours}.norm2", f"{theirs}.layernorm_after")
         recipes |= linear(f"{ours}.up", f"{theirs}.intermediate.dense")
         recipes |= linear(f"{ours}.down", f"{theirs}.output.dense")
@@ -112,9 +112,8 @@ def gpt2(network: Gpt2) -> dict[str, Recipe]:
     for n in range(len(network.layers)):
         ours, theirs = f"layers.{n}", f"h.{n}"
         recipes |= norm(f"{ours}.norm1", f"{theirs}.ln_1")
-        for number, part in enumerate(("query", "key", "value")):
-            recipes |= _third(f"{ours}.attention.{part}", f"{theirs}.attn.c_attn", number)
-        recipes |= _in_out(f"{ours}.attention.out", f"{theirs}.attn.c_proj", n_in=2)
+        recipes |= _in_out(f"{ours}.attention.projections", f"{theirs}.attn.c_attn")
+        recipes |= _in_out(f"{ours}.attention.out", f"{theirs}.attn.c_proj")
         recipes |= norm(f"{ours}.norm2", f"{theirs}.ln_2")
         recipes |= _in_out(f"{ours}.up", f"{theirs}.mlp.c_fc")
         recipes |= _in_out(f"{ours}.down", f"{theirs}.mlp.c_proj")
@@ -147,22 +146,22 @@ def _positions(network: Bert | Gpt2, name: str, *, types: str | None = None) -> 
     return Recipe(tensors, make)
 
 
-def _third(ours: str, theirs: str, number: int) -> dict[str, Recipe]:
-    """One of three products that lie side by side, (in, 3 x out)."""
+def _side_by_side(ours: str, theirs: str) -> dict[str, Recipe]:
+    """The products for query, key and value as one: theirs (out, in) each, ours (in, 3 out)."""
+    parts = ("query", "key", "value")
 
-    def third(tensor: np.ndarray) -> np.ndarray:
-        return np.split(tensor, 3, axis=-1)[number]
+    def weights(shape: Shape) -> dict[str, Shape]:
+        return {f"{theirs}.{part}.weight": (shape[1] // len(parts), shape[0]) for part in parts}
+
+    def biases(shape: Shape) -> dict[str, Shape]:
+        return {f"{theirs}.{part}.bias": (math.prod(shape) // len(parts),) for part in parts}
 
     return {
-        f"{ours}.weight": Recipe(lambda shape: {f"{theirs}.weight": (shape[0], 3 * math.prod(shape[1:]))}, third),
-        f"{ours}.bias": Recipe(lambda shape: {f"{theirs}.bias": (3 * math.prod(shape),)}, third),
+        f"{ours}.weight": Recipe(weights, lambda *tensors: np.concatenate(tensors).transpose()),
+        f"{ours}.bias": Recipe(biases, lambda *tensors: np.concatenate(tensors)),
     }
 
 
-def _in_out(ours: str, theirs: str, n_in: int = 1) -> dict[str, Recipe]:
-    """A product that lies as (in, out) in the file, too; `n_in` as in `transposed`."""
-
-    def tensors(shape: Shape) -> dict[str, Shape]:
-        return {f"{theirs}.weight": (math.prod(shape[:n_in]), math.prod(shape[n_in:]))}
-
-    return {f"{ours}.weight": Recipe(tensors, lambda tensor: tensor), f"{ours}.bias": vector(f"{theirs}.bias")}
+def _in_out(ours: str, theirs: str) -> dict[str, Recipe]:
+    """A product that lies as (in, out) in the file, too."""
+    return {f"{ours}.weight": same(f"{theirs}.weight"), f"{ours}.bias": vector(f"{theirs}.bias")}
