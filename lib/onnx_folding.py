@@ -63,13 +63,12 @@ def _evaluate(
         return {node.output[0]: np.array(dims, np.int64)}
     if node.op_type == "Size" and node.input[0] in shapes:
         return {node.output[0]: np.array(np.prod(shapes[node.input[0]], dtype=np.int64))}
-    arguments = {}
+    arguments: dict[str, np.ndarray] = {}
     for name in filter(None, node.input):
-        if name not in values and name in tensors:
-            values[name] = numpy_helper.to_array(tensors[name])
-        if name not in values:
+        if name not in values and name not in tensors:
             return None
-        arguments[name] = values[name]
+    for name in filter(None, node.input):  # only now: a large table whose rows an input chooses is not copied
+        arguments[name] = values[name] if name in values else numpy_helper.to_array(tensors[name])
     try:
         evaluator = ReferenceEvaluator(node, opsets={i.domain: i.version for i in proto.opset_import})
         results = evaluator.run(None, arguments)

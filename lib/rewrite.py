@@ -86,10 +86,10 @@ class Graph(PyExprMutator):
     def value(self, expr: relax.Expr) -> np.ndarray | None:
         """The value of a constant, not copied; None for all else."""
         expr = self.definition(expr)
+        if isinstance(expr, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):  # constants, too, for TVM
+            return np.asarray(expr.value, dtype=str(expr.ty))
         if isinstance(expr, tvm.ir.Constant):
             return value_of(expr)
-        if isinstance(expr, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):
-            return np.asarray(expr.value, dtype=str(expr.ty))
         return None
 
     def values(self, exprs: Sequence[relax.Expr]) -> list[np.ndarray] | None:

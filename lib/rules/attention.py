@@ -22,10 +22,11 @@ def part_of_projection(graph: Graph, call: relax.Call) -> relax.Expr | None:
     found = _projection(graph, call.args[0])
     if found is None or shape is None or whole is None or shape[:-1] != whole[:-1]:
         return None
-    axes, begin, end, strides = (_numbers(argument) for argument in (*call.args[1:4], *call.args[4:5]))
+    axes, begin, end = (_numbers(argument) for argument in call.args[1:4])
+    strides = _numbers(call.args[4]) if len(call.args) > 4 else [1]
     if axes is None or begin is None or end is None or [axis % len(whole) for axis in axes] != [len(whole) - 1]:
         return None
-    if strides not in (None, [1]) or begin[0] < 0 or end[0] < 0:
+    if strides != [1] or begin[0] < 0 or end[0] < 0:
         return None
     x, weight, bias = found
     product = op.matmul(x, constant(weight[:, begin[0] : end[0]]))
@@ -102,7 +103,7 @@ def _projection(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, np.ndarray,
     weight, shape = graph.value(product.args[1]), graph.shape(product.args[0])
     if weight is None or weight.ndim != 2 or shape is None or len(shape) != 3:
         return None
-    if bias is not None and bias.size != weight.shape[1]:
+    if bias is not None and (bias.shape[-1:] != weight.shape[1:] or bias.size != weight.shape[1] or bias.ndim > 3):
         return None
     return product.args[0], weight, None if bias is None else bias.reshape(-1)
 

@@ -27,6 +27,17 @@ def _axes(axes: Any) -> list[int] | None:
     return None if axes is None else [int(axis) for axis in axes]
 
 
+def _take(call: relax.Call, values: list[np.ndarray]) -> np.ndarray:
+    mode = str(call.attrs.mode)
+    return np.take(values[0], values[1], call.attrs.axis, mode="raise" if mode == "fast" else mode)  # type: ignore
+
+
+def _cumsum(call: relax.Call, value: np.ndarray) -> np.ndarray:
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    total = np.cumsum(value, axis, dtype=str(call.attrs.dtype or value.dtype))
+    return total - value.reshape(total.shape) if call.attrs.exclusive else total
+
+
 # Of a call, the values of its arguments and the shape of its result.
 _MOVEMENT: dict[str, Callable[[relax.Call, list[np.ndarray], tuple[int, ...]], np.ndarray]] = {
     "reshape": lambda call, values, shape: values[0].reshape(shape),
@@ -36,8 +47,8 @@ _MOVEMENT: dict[str, Callable[[relax.Call, list[np.ndarray], tuple[int, ...]], n
     "broadcast_to": lambda call, values, shape: np.broadcast_to(values[0], shape),
     "permute_dims": lambda call, values, shape: np.transpose(values[0], _axes(call.attrs.axes)),
     "astype": lambda call, values, shape: values[0].astype(str(call.attrs.dtype)),
-    "take": lambda call, values, shape: np.take(values[0], values[1], call.attrs.axis).reshape(shape),
-    "cumsum": lambda call, values, shape: np.cumsum(values[0], int(call.attrs.axis)).astype(values[0].dtype),
+    "take": lambda call, values, shape: _take(call, values).reshape(shape),
+    "cumsum": lambda call, values, shape: _cumsum(call, values[0]),
 }
 
 
@@ -61,7 +72,11 @@ def fold_movement(graph: Graph, call: relax.Call) -> relax.Expr | None:
     shape = graph.shape(call)
     if values is None or shape is None or not _worth_it(shape, values):
         return None
-    return constant(_MOVEMENT[call.op.name.removeprefix("relax.")](call, values, shape))
+    try:
+        with np.errstate(all="ignore"):
+            return constant(_MOVEMENT[call.op.name.removeprefix("relax.")](call, values, shape))
+    except (IndexError, ValueError):  # rows that a table does not have; a mode that NumPy does not know
+        return None
 
 
 @rule("relax.concat")
