@@ -57,7 +57,7 @@ def project_to_heads(graph: Graph, call: relax.Call) -> relax.Expr | None:
 def scores_by_rows(graph: Graph, call: relax.Call) -> relax.Expr | None:
     """Products of queries and transposed keys as sums over both their rows."""
     keys = graph.calls(call.args[1], "relax.permute_dims")
-    if keys is None or _order(keys) != _LAST_TWO or not _is_heads(graph, call.args[0]):
+    if keys is None or _order(keys) != _LAST_TWO or not _same_heads(graph, *call.args):
         return None
     return op.einsum((call.args[0], keys.args[0]), "bhns,bhms->bhnm")
 
@@ -68,7 +68,7 @@ def context_by_tokens(graph: Graph, call: relax.Call) -> relax.Expr | None:
     product = graph.calls(call.args[0], "relax.matmul")
     if product is None or _order(call) != _HEADS_FIRST or not graph.read_once(call.args[0]):
         return None
-    if not all(_is_heads(graph, argument) for argument in product.args):
+    if not _same_heads(graph, *product.args):
         return None
     return op.einsum((product.args[0], product.args[1]), "bhnm,bhms->bnhs")
 
@@ -108,10 +108,12 @@ def _projection(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, np.ndarray,
     return product.args[0], weight, None if bias is None else bias.reshape(-1)
 
 
-def _is_heads(graph: Graph, expr: relax.Expr) -> bool:
-    """Whether it has four axes, two of them batches: no products with weights."""
-    shape = graph.shape(expr)
-    return shape is not None and len(shape) == 4 and graph.value(expr) is None
+def _same_heads(graph: Graph, a: relax.Expr, b: relax.Expr) -> bool:
+    """Whether both have four axes, the same two of them batches: no products with weights, none that broadcast."""
+    shapes = graph.shape(a), graph.shape(b)
+    if shapes[0] is None or shapes[1] is None or graph.value(a) is not None or graph.value(b) is not None:
+        return False
+    return len(shapes[0]) == len(shapes[1]) == 4 and shapes[0][:2] == shapes[1][:2]
 
 
 def _order(call: relax.Call) -> list[int]:

@@ -92,7 +92,7 @@ def flatten_in_order(graph: Graph, call: relax.Call) -> relax.Expr | None:
         return None
     source, steps = _chain(graph, reshape, through_shared=False)
     shape, flat = graph.shape(source), graph.shape(call.args[0])
-    if shape is None or flat is None or len(flat) != 2 or flat[0] != shape[0] or not steps or not all(shape):
+    if shape is None or flat is None or len(flat) != 2 or flat[0] != shape[0] or not steps:
         return None
     if all(kind == "reshape" for kind, _ in steps):
         return None
