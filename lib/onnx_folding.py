@@ -74,7 +74,9 @@ def _evaluate(
         results = evaluator.run(None, arguments)
     except Exception:  # whatever one of the many operators meets; the importer may still know it
         return None
-    return {name: np.asarray(r) for name, r in zip(node.output, results, strict=True) if name}
+    if any(isinstance(result, (list, dict)) or result is None for result in results):
+        return None  # sequences are no weights
+    return {name: np.asarray(result) for name, result in zip(node.output, results, strict=False) if name}
 
 
 def _static_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
