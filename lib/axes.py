@@ -43,7 +43,8 @@ def compose(shape: Sequence[int], steps: Sequence[Step]) -> Movement | None:
         if kind == "permute":
             axes = [axes[axis] for axis in numbers]
             continue
-        regrouped = _regroup(axes, atoms, numbers)
+        joined = _merged(atoms, [atom for axis in axes for atom in axis], ())  # a reshape forgets earlier ones
+        regrouped = _regroup(joined.order, joined.before, numbers)
         if regrouped is None:
             return None
         axes, atoms = regrouped
@@ -58,9 +59,10 @@ def _extent(axis: list[int], atoms: list[int]) -> int:
     return product
 
 
-def _regroup(axes: list[list[int]], atoms: list[int], shape: Sequence[int]) -> tuple[list[list[int]], list[int]] | None:
-    """Group the atoms into axes of the new shape, splitting atoms where the shape asks for it."""
-    flat = [atom for axis in axes for atom in axis if atoms[atom] > 1]
+def _regroup(
+    flat: Sequence[int], atoms: Sequence[int], shape: Sequence[int]
+) -> tuple[list[list[int]], list[int]] | None:
+    """Group atoms, none of them a unit, into axes of the new shape, splitting them where the shape asks for it."""
     cuts: dict[int, list[int]] = {}  # how an atom is split
     pieces: list[list[tuple[int, int]]] = []  # of each new axis: (atom, number of the piece)
     left = atoms[flat[0]] if flat else 1

@@ -144,19 +144,21 @@ class _Placer(PyExprMutator):
         self._shared = _shared(self._values)
         self._buffer_of: dict[relax.Call, relax.Var] = {}  # the joint tensor behind a concatenation
         self._channels: dict[relax.Call, int] = {}  # of that tensor
+        self._appends: set[relax.Call] = set()  # to the joint tensor of what they begin with
         for call in reversed(self._values.values()):
             if _is_image_concat(call):
                 channels = self._channels.setdefault(call, _extents(call)[3])
                 base = self._base(call)
-                if base is not None:
-                    self._channels.setdefault(base, channels)
+                if base is not None and base not in self._channels:  # one concatenation alone may append to another
+                    self._channels[base] = channels
+                    self._appends.add(call)
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         if old not in self._channels:
             return self.visit_expr_post_order(old)
         fields, base = _tuple_fields(self._values.get, old), self._base(old)
         parts, offset = [], 0
-        if base is not None and self._channels[base] == self._channels[old]:
+        if base is not None and old in self._appends:
             parts.append(self._buffer_of[base])
             offset = _extents(base)[3]
             fields = fields[1:]

@@ -65,14 +65,16 @@ def _evaluate(
         return {node.output[0]: np.array(np.prod(shapes[node.input[0]], dtype=np.int64))}
     names = [name for name in node.input if name]
     if not all(name in values or name in tensors for name in names):
-        return None
+        return None  # before any is copied: a large table whose rows an input chooses stays where it is
     arguments = {name: values[name] if name in values else numpy_helper.to_array(tensors[name]) for name in names}
     try:
         evaluator = ReferenceEvaluator(node, opsets={i.domain: i.version for i in proto.opset_import})
         results = evaluator.run(None, arguments)
     except Exception:  # whatever one of the many operators meets; the importer may still know it
         return None
-    return {name: np.asarray(r) for name, r in zip(node.output, results, strict=True) if name}
+    if any(isinstance(result, (list, dict)) or result is None for result in results):
+        return None  # sequences are no weights
+    return {name: np.asarray(result) for name, result in zip(node.output, results, strict=False) if name}
 
 
 def _static_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:

@@ -1,5 +1,6 @@
 """Rewriting a Relax function by rules: what a rule may ask about the graph, and the pass that applies rules."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import transform
-from tvm.relax.analysis import udchain
+from tvm.relax.analysis import free_vars, udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 _MAX_PASSES = 50  # rules that undo one another would go on for ever
@@ -42,8 +43,9 @@ def rewrite(module: tvm.IRModule, rules: Sequence[Rule]) -> tvm.IRModule:
     for each in rules:
         for operator in each.operators:
             by_operator.setdefault(operator, []).append(each)
+    applied: set[str] = set()
     for _ in range(_MAX_PASSES):
-        applied: set[str] = set()
+        before, applied = applied, set()
         functions = {}
         for gvar, function in module.functions_items():
             if isinstance(function, relax.Function):
@@ -56,7 +58,9 @@ def rewrite(module: tvm.IRModule, rules: Sequence[Rule]) -> tvm.IRModule:
         module = transform.DeadCodeElimination()(transform.CanonicalizeBindings()(module))
         if not applied:
             return module
-    raise RuntimeError(f"Rewriting does not end: {', '.join(sorted(applied))} still apply after {_MAX_PASSES} passes.")
+    raise RuntimeError(
+        f"Rewriting does not end: {', '.join(sorted(before | applied))} still apply after {_MAX_PASSES} passes."
+    )
 
 
 @mutator
@@ -68,7 +72,8 @@ class Graph(PyExprMutator):
         self.applied: set[str] = set()
         self._rules = rules
         blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
-        self._uses = {var: len(users) for block in blocks for var, users in udchain(block).items()}
+        self._uses = Counter({var: len(users) for block in blocks for var, users in udchain(block).items()})
+        self._uses.update(free_vars(function.body.body))  # the caller reads the results
 
     # What rules may ask.
 
@@ -86,10 +91,10 @@ class Graph(PyExprMutator):
     def value(self, expr: relax.Expr) -> np.ndarray | None:
         """The value of a constant, not copied; None for all else."""
         expr = self.definition(expr)
+        if isinstance(expr, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):  # constants, too, for TVM
+            return np.asarray(expr.value, dtype=str(expr.ty))
         if isinstance(expr, tvm.ir.Constant):
             return value_of(expr)
-        if isinstance(expr, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):
-            return np.asarray(expr.value, dtype=str(expr.ty))
         return None
 
     def values(self, exprs: Sequence[relax.Expr]) -> list[np.ndarray] | None:

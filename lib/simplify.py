@@ -9,7 +9,7 @@ from lib.rules import arithmetic, attention, constants, convolution, movement, n
 RULES = [
     *constants.RULES,
     *arithmetic.RULES,
-    *attention.RULES,  # before movement: what becomes a product needs no movement
+    *attention.RULES,  # before movement, which would rewrite what they look for
     *movement.RULES,
     *normalization.RULES,
     *convolution.RULES,
@@ -26,4 +26,5 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
 
     Simplify before: TVM 0.27's ConvertLayout crashes on what an unfolded batch norm leaves (`var + eps`).
     """
-    return simplify(transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module))
+    module = simplify(transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module))
+    return simplify(attention.merge_projections(module))

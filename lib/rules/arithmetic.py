@@ -86,7 +86,11 @@ def divide_by_constant(graph: Graph, call: relax.Call) -> relax.Expr | None:
     value = graph.value(call.args[1])
     if value is None or value.dtype.kind != "f" or not np.all(np.isfinite(value)) or np.any(value == 0):
         return None
-    return op.multiply(call.args[0], constant((1 / value.astype(np.float64)).astype(value.dtype)))
+    with np.errstate(over="ignore", under="ignore"):
+        reciprocal = (1 / value.astype(np.float64)).astype(value.dtype)
+    if not np.all(np.isfinite(reciprocal)) or np.any(np.abs(reciprocal) < np.finfo(value.dtype).tiny):
+        return None
+    return op.multiply(call.args[0], constant(reciprocal))
 
 
 @rule("relax.sum")
@@ -123,9 +127,11 @@ def two_sided_clip(graph: Graph, call: relax.Call) -> relax.Expr | None:
     if low is None or high is None or not dtype(call.args[0]).startswith("float"):
         return None
     x, kind = call.args[0], dtype(call.args[0])
-    if np.isfinite(low):
-        x = graph.emit(op.maximum(x, constant(low.astype(kind))))
-    return op.minimum(x, constant(high.astype(kind))) if np.isfinite(high) else x
+    with np.errstate(over="ignore"):  # the lowest float32 as a bound of float16
+        low, high = low.astype(kind), high.astype(kind)
+    if low != -np.inf:
+        x = graph.emit(op.maximum(x, constant(low)))
+    return op.minimum(x, constant(high)) if high != np.inf else x
 
 
 @rule("relax.where")

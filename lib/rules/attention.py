@@ -1,64 +1,24 @@
-"""Attention without moving data: the products themselves read and write heads where they lie.
+"""Attention with as little movement of data as the zoo's own: one product for query, key and value, no other copies.
 
-Shapes: b batch, n tokens, m tokens attended to, d width, h heads, s size of a head. Importers write a projection as
-a product of (b, n, d) and (d, h s), a reshape to (b, n, h, s) and a transpose to (b, h, n, s), which copies. A
-product whose result is (b, h, n, s) at once needs neither. The zoo's attention is written so from the start.
+Shapes: b batch, n tokens, m tokens attended to, d width, h heads, s size of a head. Importers write three products of
+(b, n, d) with weights (d, h s). One product with the weights side by side is faster than three, also than three that
+write (b, h, n, s) at once (`benchmarks/projections.py`); its parts are copied once, when they are split into heads.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax import op
+from tvm.relax import op, transform
+from tvm.relax.analysis import udchain
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.rewrite import Graph, Rule, constant, rule
+from lib.rewrite import Graph, Rule, constant, is_call, rule, static_shape, value_of
 
-_HEADS_FIRST, _SIZES_FIRST, _LAST_TWO = [0, 2, 1, 3], [0, 2, 3, 1], [0, 1, 3, 2]
-
-
-@rule("relax.strided_slice")
-def part_of_projection(graph: Graph, call: relax.Call) -> relax.Expr | None:
-    """A slice of all projections as a projection of its own: (x @ w + b)[..., i:j] is x @ w[:, i:j] + b[i:j]."""
-    shape, whole = graph.shape(call), graph.shape(call.args[0])
-    found = _projection(graph, call.args[0])
-    if found is None or shape is None or whole is None or shape[:-1] != whole[:-1]:
-        return None
-    axes, begin, end, strides = (_numbers(argument) for argument in (*call.args[1:4], *call.args[4:5]))
-    if axes is None or begin is None or end is None or [axis % len(whole) for axis in axes] != [len(whole) - 1]:
-        return None
-    if strides not in (None, [1]) or begin[0] < 0 or end[0] < 0:
-        return None
-    x, weight, bias = found
-    product = op.matmul(x, constant(weight[:, begin[0] : end[0]]))
-    return product if bias is None else op.add(graph.emit(product), constant(bias[begin[0] : end[0]]))
-
-
-@rule("relax.permute_dims")
-def project_to_heads(graph: Graph, call: relax.Call) -> relax.Expr | None:
-    """(b, n, d) @ (d, h s), split into heads and transposed, as one product with the result (b, h, n, s)."""
-    order = _order(call)
-    split = graph.calls(call.args[0], "relax.reshape")
-    shape = graph.shape(call.args[0])
-    if order not in (_HEADS_FIRST, _SIZES_FIRST) or split is None or shape is None:
-        return None
-    found = _projection(graph, split.args[0]) if graph.read_once(call.args[0]) else None
-    before = graph.shape(split.args[0])
-    if found is None or before is None or len(before) != 3 or before[:2] != shape[:2]:
-        return None
-    x, weight, bias = found
-    _, _, heads, size = shape
-    y = graph.emit(op.einsum((x, constant(weight.reshape(-1, heads, size))), "bnd,dhs->bhns"))
-    if bias is not None:
-        y = graph.emit(op.add(y, constant(bias.reshape(heads, 1, size))))
-    return y if order == _HEADS_FIRST else op.permute_dims(y, _LAST_TWO)
-
-
-@rule("relax.matmul")
-def scores_by_rows(graph: Graph, call: relax.Call) -> relax.Expr | None:
-    """Products of queries and transposed keys as sums over both their rows."""
-    keys = graph.calls(call.args[1], "relax.permute_dims")
-    if keys is None or _order(keys) != _LAST_TWO or not _is_heads(graph, call.args[0]):
-        return None
-    return op.einsum((call.args[0], keys.args[0]), "bhns,bhms->bhnm")
+_HEADS_FIRST = [0, 2, 1, 3]
+_SMALLEST = 3  # layers that are worth a join
 
 
 @rule("relax.permute_dims")
@@ -67,50 +27,30 @@ def context_by_tokens(graph: Graph, call: relax.Call) -> relax.Expr | None:
     product = graph.calls(call.args[0], "relax.matmul")
     if product is None or _order(call) != _HEADS_FIRST or not graph.read_once(call.args[0]):
         return None
-    if not all(_is_heads(graph, argument) for argument in product.args):
+    if not _same_heads(graph, *product.args):
         return None
     return op.einsum((product.args[0], product.args[1]), "bhnm,bhms->bnhs")
 
 
 @rule("relax.matmul")
-def project_from_heads(graph: Graph, call: relax.Call) -> relax.Expr | None:
-    """(b, n, h s) @ (h s, d) over the heads as they are: no reshape comes before."""
+def tokens_apart(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A product of what attention gathered, with batch and tokens joined: left apart, as what follows has them."""
     joined = graph.calls(call.args[0], "relax.reshape")
-    weight = graph.value(call.args[1])
-    context = None if joined is None else graph.calls(joined.args[0], "relax.einsum")
-    if joined is None or context is None or weight is None or weight.ndim != 2:
+    if joined is None or graph.calls(joined.args[0], "relax.einsum") is None or len(graph.shape(call) or ()) != 2:
         return None
-    shape, after = graph.shape(joined.args[0]), graph.shape(call.args[0])
-    if shape is None or after is None or len(shape) != 4 or after[-1] != shape[2] * shape[3]:
+    shape, after, result = graph.shape(joined.args[0]), graph.shape(call.args[0]), graph.shape(call)
+    if shape is None or result is None or len(shape) != 4 or after != (shape[0] * shape[1], shape[2] * shape[3]):
         return None
-    by_head = constant(weight.reshape(shape[2], shape[3], -1))
-    product = op.einsum((joined.args[0], by_head), "bnhs,hsd->bnd")
-    if after[:-1] == shape[:2]:
-        return product
-    return op.reshape(graph.emit(product), (*after[:-1], weight.shape[1]))  # batch and tokens were joined, too
+    apart = graph.emit(op.reshape(joined.args[0], (*shape[:2], shape[2] * shape[3])))
+    return op.reshape(graph.emit(op.matmul(apart, call.args[1])), result)
 
 
-def _projection(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, np.ndarray, np.ndarray | None] | None:
-    """x, weight and bias of a dense layer of constants over (b, n, d)."""
-    bias = None
-    total = graph.calls(expr, "relax.add")
-    if total is not None:
-        bias, expr = graph.value(total.args[1]), total.args[0]
-    product = graph.calls(expr, "relax.matmul")
-    if product is None or (total is not None and (bias is None or not graph.read_once(expr))):
-        return None
-    weight, shape = graph.value(product.args[1]), graph.shape(product.args[0])
-    if weight is None or weight.ndim != 2 or shape is None or len(shape) != 3:
-        return None
-    if bias is not None and bias.size != weight.shape[1]:
-        return None
-    return product.args[0], weight, None if bias is None else bias.reshape(-1)
-
-
-def _is_heads(graph: Graph, expr: relax.Expr) -> bool:
-    """Whether it has four axes, two of them batches: no products with weights."""
-    shape = graph.shape(expr)
-    return shape is not None and len(shape) == 4 and graph.value(expr) is None
+def _same_heads(graph: Graph, a: relax.Expr, b: relax.Expr) -> bool:
+    """Whether both have four axes, the same two of them batches: no products with weights, none that broadcast."""
+    shapes = graph.shape(a), graph.shape(b)
+    if shapes[0] is None or shapes[1] is None or graph.value(a) is not None or graph.value(b) is not None:
+        return False
+    return len(shapes[0]) == len(shapes[1]) == 4 and shapes[0][:2] == shapes[1][:2]
 
 
 def _order(call: relax.Call) -> list[int]:
@@ -118,13 +58,90 @@ def _order(call: relax.Call) -> list[int]:
     return [] if axes is None else [int(axis) for axis in axes]
 
 
-def _numbers(expr: relax.Expr) -> list[int] | None:
-    """The integers of a tuple of scalars, as slices have them."""
-    if not isinstance(expr, relax.Tuple):
-        return None
-    if not all(isinstance(field, tvm.tirx.IntImm) for field in expr.fields):
-        return None
-    return [int(field.value) for field in expr.fields]
+RULES: list[Rule] = [context_by_tokens, tokens_apart]
 
 
-RULES: list[Rule] = [part_of_projection, project_to_heads, scores_by_rows, context_by_tokens, project_from_heads]
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """`x @ weight + bias`, and the call whose value it is: of the sum, or of the product if there is no bias."""
+
+    value: relax.Call
+    weight: np.ndarray  # (in, out)
+    bias: np.ndarray | None  # (out,)
+
+
+def merge_projections(module: tvm.IRModule) -> tvm.IRModule:
+    """Join three or more dense layers of one width that read one tensor; each then is a slice of the wide result.
+
+    The slices cost nothing where heads are split next, since that copies in any case. Weights must be constants.
+    """
+    functions = {
+        gvar: _Merger(function).visit_expr(function) if isinstance(function, relax.Function) else function
+        for gvar, function in module.functions_items()
+    }
+    module = tvm.IRModule(functions, attrs=module.attrs)
+    return transform.DeadCodeElimination()(transform.CanonicalizeBindings()(module))
+
+
+def _groups(function: relax.Function) -> list[tuple[relax.Var, list[_Layer]]]:
+    """Tensors that at least three dense layers of one width read, with those layers."""
+    found = []
+    for block in function.body.blocks:
+        if not isinstance(block, relax.DataflowBlock):
+            continue
+        values = {binding.var: binding.value for binding in block.bindings}
+        readers = udchain(block)
+        for x, users in readers.items():
+            layers = [layer for var in users if (layer := _layer(x, var, values, readers)) is not None]
+            widths = {(layer.weight.shape, layer.bias is None) for layer in layers}
+            if len(layers) >= _SMALLEST and len(widths) == 1:
+                found.append((x, layers))
+    return found
+
+
+def _layer(x: relax.Var, var: relax.Var, values: Mapping, readers: Mapping) -> _Layer | None:
+    """The dense layer whose product a variable is bound to."""
+    product = values.get(var)
+    if product is None or not is_call(product, "relax.matmul") or not product.args[0].same_as(x):
+        return None
+    weight = _constant(product.args[1])
+    if weight is None or weight.ndim != 2:
+        return None
+    users = list(readers.get(var, []))
+    total = values.get(users[0]) if len(users) == 1 else None
+    if total is not None and is_call(total, "relax.add") and total.args[0].same_as(var):
+        bias = _constant(total.args[1])
+        if bias is not None and bias.size == bias.shape[-1] == weight.shape[1]:
+            return _Layer(total, weight, bias.reshape(-1))
+    return _Layer(product, weight, None)
+
+
+def _constant(expr: relax.Expr) -> np.ndarray | None:
+    return value_of(expr) if isinstance(expr, tvm.ir.Constant) and expr.value.shape else None
+
+
+@mutator
+class _Merger(PyExprMutator):
+    def __init__(self, function: relax.Function) -> None:
+        super().__init__()
+        self._parts = {layer.value: (x, n, layers) for x, layers in _groups(function) for n, layer in enumerate(layers)}
+        self._merged: dict[relax.Var, relax.Var] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if call not in self._parts:
+            return self.visit_expr_post_order(call)
+        x, n, layers = self._parts[call]
+        if x not in self._merged:
+            self._merged[x] = self._emit_merged(self.visit_expr(x), layers)
+        whole = self._merged[x]
+        width = layers[n].weight.shape[1]
+        last = len(static_shape(whole) or ()) - 1
+        return op.strided_slice(whole, [last], [n * width], [(n + 1) * width], [1])
+
+    def _emit_merged(self, x: relax.Expr, layers: list[_Layer]) -> relax.Var:
+        weight = np.concatenate([layer.weight for layer in layers], axis=1)
+        product = self.builder_.emit(op.matmul(x, constant(weight)))
+        if layers[0].bias is None:
+            return product
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        return self.builder_.emit(op.add(product, constant(np.concatenate(biases))))

@@ -12,8 +12,16 @@ from lib.rewrite import Graph, Rule, constant, rule
 
 _GROWTH = 1 << 20  # elements; a larger result than this and than its arguments is cheaper to make than to read
 
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Integers towards zero, as TVM and ONNX do it, and not through a float, which has fewer digits."""
+    if np.asarray(a).dtype.kind not in "iu":
+        return np.divide(a, b)
+    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), dtype=a.dtype)
+
+
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    "abs": np.abs, "add": np.add, "divide": np.divide, "equal": np.equal, "erf": erf, "exp": np.exp,
+    "abs": np.abs, "add": np.add, "divide": _divide, "equal": np.equal, "erf": erf, "exp": np.exp,
     "floor": np.floor, "floor_divide": np.floor_divide, "greater": np.greater, "greater_equal": np.greater_equal,
     "isnan": np.isnan, "less": np.less, "less_equal": np.less_equal, "log": np.log, "logical_and": np.logical_and,
     "logical_not": np.logical_not, "logical_or": np.logical_or, "maximum": np.maximum, "minimum": np.minimum,
@@ -27,6 +35,17 @@ def _axes(axes: Any) -> list[int] | None:
     return None if axes is None else [int(axis) for axis in axes]
 
 
+def _take(call: relax.Call, values: list[np.ndarray]) -> np.ndarray:
+    mode = str(call.attrs.mode)
+    return np.take(values[0], values[1], call.attrs.axis, mode="raise" if mode == "fast" else mode)  # type: ignore
+
+
+def _cumsum(call: relax.Call, value: np.ndarray) -> np.ndarray:
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    total = np.cumsum(value, axis, dtype=str(call.attrs.dtype or value.dtype))
+    return total - value.reshape(total.shape) if call.attrs.exclusive else total
+
+
 # Of a call, the values of its arguments and the shape of its result.
 _MOVEMENT: dict[str, Callable[[relax.Call, list[np.ndarray], tuple[int, ...]], np.ndarray]] = {
     "reshape": lambda call, values, shape: values[0].reshape(shape),
@@ -36,8 +55,8 @@ _MOVEMENT: dict[str, Callable[[relax.Call, list[np.ndarray], tuple[int, ...]], n
     "broadcast_to": lambda call, values, shape: np.broadcast_to(values[0], shape),
     "permute_dims": lambda call, values, shape: np.transpose(values[0], _axes(call.attrs.axes)),
     "astype": lambda call, values, shape: values[0].astype(str(call.attrs.dtype)),
-    "take": lambda call, values, shape: np.take(values[0], values[1], call.attrs.axis).reshape(shape),
-    "cumsum": lambda call, values, shape: np.cumsum(values[0], int(call.attrs.axis)).astype(values[0].dtype),
+    "take": lambda call, values, shape: _take(call, values).reshape(shape),
+    "cumsum": lambda call, values, shape: _cumsum(call, values[0]),
 }
 
 
@@ -50,7 +69,11 @@ def fold_elementwise(graph: Graph, call: relax.Call) -> relax.Expr | None:
         return None
     kind = str(graph.builder_.normalize(call).ty.dtype)
     with np.errstate(all="ignore"):  # what is not finite here would not be finite at run time
-        return constant(np.asarray(_ELEMENTWISE[call.op.name.removeprefix("relax.")](*values)).astype(kind))
+        try:
+            value = _ELEMENTWISE[call.op.name.removeprefix("relax.")](*values)
+        except (TypeError, ValueError):  # negative powers of integers; types that NumPy's function does not take
+            return None
+        return constant(np.asarray(value).astype(kind))
 
 
 @rule(*(f"relax.{name}" for name in _MOVEMENT))
@@ -61,7 +84,11 @@ def fold_movement(graph: Graph, call: relax.Call) -> relax.Expr | None:
     shape = graph.shape(call)
     if values is None or shape is None or not _worth_it(shape, values):
         return None
-    return constant(_MOVEMENT[call.op.name.removeprefix("relax.")](call, values, shape))
+    try:
+        with np.errstate(all="ignore"):
+            return constant(_MOVEMENT[call.op.name.removeprefix("relax.")](call, values, shape))
+    except (IndexError, ValueError):  # rows that a table does not have; a mode that NumPy does not know
+        return None
 
 
 @rule("relax.concat")

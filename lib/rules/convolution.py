@@ -5,7 +5,7 @@ from tvm import relax
 from tvm.relax import op
 
 from lib import structure
-from lib.rewrite import Graph, Rule, constant, rule
+from lib.rewrite import Graph, Rule, constant, dtype, rule
 
 
 @rule("relax.nn.batch_norm[0]")
@@ -18,10 +18,10 @@ def fold_batch_norm(graph: Graph, norm: relax.Call) -> relax.Expr | None:
     gamma, beta, mean, variance = values
     scale = (gamma if norm.attrs.scale else 1) / np.sqrt(variance + float(norm.attrs.epsilon))
     shift = (beta if norm.attrs.center else 0) - mean * scale
-    channels = [1] * len(shape)
+    channels, kind = [1] * len(shape), dtype(norm.args[0])
     channels[int(norm.attrs.axis)] = -1
-    scaled = graph.emit(op.multiply(norm.args[0], constant(scale.reshape(channels).astype("float32"))))
-    return op.add(scaled, constant(shift.reshape(channels).astype("float32")))
+    scaled = graph.emit(op.multiply(norm.args[0], constant(scale.reshape(channels).astype(kind))))
+    return op.add(scaled, constant(shift.reshape(channels).astype(kind)))
 
 
 @rule("relax.add", "relax.multiply")
@@ -138,6 +138,7 @@ def pad_in_convolution(graph: Graph, call: relax.Call) -> relax.Expr | None:
         pad.args[0], call.args[1], strides=[int(s) for s in attrs.strides], padding=padding,
         dilation=[int(d) for d in attrs.dilation], groups=int(attrs.groups), data_layout=layout,
         kernel_layout=str(attrs.kernel_layout), out_layout=str(attrs.out_layout),
+        out_dtype=dtype(call),
     )  # fmt: skip
 
 

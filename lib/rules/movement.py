@@ -246,7 +246,7 @@ def _slice_of_split(index: int) -> Rule:
 def safe_take(graph: Graph, call: relax.Call) -> relax.Expr | None:
     """A lookup whose indices are kept inside the table: TVM's fast mode reads out of bounds, and warns;
     where a negative one counts from the end (`wrap`), the importer has added the length before."""
-    if str(call.attrs.mode) == "clip":
+    if str(call.attrs.mode) not in ("fast", "wrap"):
         return None
     axis = call.attrs.axis
     return op.take(call.args[0], call.args[1], None if axis is None else int(axis), "clip")
@@ -256,12 +256,19 @@ def safe_take(graph: Graph, call: relax.Call) -> relax.Expr | None:
 def slice_of_take(graph: Graph, call: relax.Call) -> relax.Expr | None:
     """A lookup of known consecutive rows is a slice."""
     rows, shape = graph.value(call.args[1]), graph.shape(call.args[0])
-    target = graph.shape(call)
-    if rows is None or shape is None or target is None or call.attrs.axis is None or rows.size == 0:
+    target, mode = graph.shape(call), str(call.attrs.mode)
+    if (
+        mode not in ("fast", "wrap", "clip")
+        or rows is None
+        or shape is None
+        or target is None
+        or call.attrs.axis is None
+        or rows.size == 0
+    ):
         return None
     axis = int(call.attrs.axis) % len(shape)
-    flat = rows.reshape(-1).astype(np.int64)
-    flat = flat % shape[axis]
+    given = rows.reshape(-1).astype(np.int64)
+    flat = np.asarray(np.clip(given, 0, shape[axis] - 1) if mode == "clip" else given % shape[axis])
     first, last = int(flat[0]), int(flat[-1])
     if first < 0 or last >= shape[axis] or not np.array_equal(flat, np.arange(first, last + 1)):
         return None
@@ -278,6 +285,8 @@ def broadcast_unread(graph: Graph, call: relax.Call) -> relax.Expr | None:
             continue
         args = [*call.args[:position], spread.args[0], *call.args[position + 1 :]]
         found = relax.Call(call.op, args, call.attrs, call.ty_args)
+        if graph.shape(call) is None:
+            return None
         if graph.shape(found) == graph.shape(call):
             return found
         if all(graph.shape(other) == () for n, other in enumerate(call.args) if n != position):
@@ -290,7 +299,7 @@ def and_true(graph: Graph, call: relax.Call) -> relax.Expr | None:
     """x & true is x, in the shape of both."""
     for x, other in (call.args, reversed(call.args)):
         value = graph.value(other)
-        if value is not None and np.all(value):
+        if value is not None and np.all(value) and graph.shape(call) is not None:
             return op.broadcast_to(x, graph.shape(call))
     return None
 

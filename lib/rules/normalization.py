@@ -1,5 +1,6 @@
 """Normalisations that older exporters write in pieces."""
 
+import numpy as np
 from tvm import relax
 from tvm.relax import op
 
@@ -18,9 +19,14 @@ def whole_layer_norm(graph: Graph, call: relax.Call) -> relax.Expr | None:
         return None
     x, epsilon = found
     shape = graph.shape(x)
-    if shape is None or gamma.size != shape[-1] or beta.size != shape[-1]:
+    if shape is None or not all(_is_row(each, shape) for each in (gamma, beta)):
         return None
     return op.nn.layer_norm(x, constant(gamma.reshape(-1)), constant(beta.reshape(-1)), [-1], epsilon)
+
+
+def _is_row(value: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Whether a constant gives one number to each place along the last axis."""
+    return value.ndim <= len(shape) and value.shape[-1:] == shape[-1:] and value.size == shape[-1]
 
 
 def _normalized(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, float] | None:

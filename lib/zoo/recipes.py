@@ -92,9 +92,7 @@ def vit(network: Vit) -> dict[str, Recipe]:
     for n in range(len(network.layers)):
         ours, theirs = f"layers.{n}", f"encoder.layer.{n}"
         recipes |= norm(f"{ours}.norm1", f"{theirs}.layernorm_before")
-        recipes |= _side_by_side(
-            f"{ours}.attention.projections", f"{theirs}.attention.attention", ("query", "key", "value")
-        )
+        recipes |= _side_by_side(f"{ours}.attention.projections", f"{theirs}.attention.attention")
         recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
         recipes |= norm(f"{ours}.norm2", f"{theirs}.layernorm_after")
         recipes |= linear(f"{ours}.up", f"{theirs}.intermediate.dense")

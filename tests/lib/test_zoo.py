@@ -15,13 +15,13 @@ SUBGRAPHS = {
     "resnet152_v2": 35,
     "mobilenet": 21,
     "mobilenetv2": 32,
-    "vit_huge": 12,
-    "bert_base": 12,
-    "bert_large": 12,
-    "roberta_large": 12,
-    "gpt2": 10,
+    "vit_huge": 15,
+    "bert_base": 15,
+    "bert_large": 15,
+    "roberta_large": 15,
+    "gpt2": 13,
     "tiny_cnn": 9,
-    "tiny_transformer": 12,
+    "tiny_transformer": 15,
 }
 
 
