@@ -244,9 +244,8 @@ def _slice_of_split(index: int) -> Rule:
 
 @rule("relax.take")
 def safe_take(graph: Graph, call: relax.Call) -> relax.Expr | None:
-    """A lookup whose indices are kept inside the table: TVM's fast mode reads out of bounds, and warns;
-    where a negative one counts from the end (`wrap`), the importer has added the length before."""
-    if str(call.attrs.mode) not in ("fast", "wrap"):
+    """A lookup whose indices are kept inside the table: TVM's fast mode reads out of bounds, and warns."""
+    if str(call.attrs.mode) != "fast":
         return None
     axis = call.attrs.axis
     return op.take(call.args[0], call.args[1], None if axis is None else int(axis), "clip")
