@@ -1,55 +1,66 @@
 """Normalisations that older exporters write in pieces."""
 
+from collections.abc import Callable
+
 import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.rewrite import Graph, Rule, constant, rule
+from lib.rewrite import Graph, Rule, constant, dtype, rule
+
+
+@rule("relax.divide")
+def whole_layer_norm(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) over the last axis: one pass over x, not five."""
+    centred, root = graph.calls(call.args[0], "relax.subtract"), graph.calls(call.args[1], "relax.sqrt")
+    shifted = None if root is None else graph.calls(root.args[0], "relax.add")
+    epsilon = None if shifted is None else graph.value(shifted.args[1])
+    if centred is None or shifted is None or epsilon is None or epsilon.size != 1:
+        return None
+    x = centred.args[0]
+    squares = _mean_of_last(graph, shifted.args[0])
+    product = None if squares is None else graph.calls(squares, "relax.multiply")
+    mean_of, shape = _mean_of_last(graph, centred.args[1]), graph.shape(x)
+    if product is None or mean_of is None or shape is None or not mean_of.same_as(x):
+        return None
+    if any(graph.definition(argument) != centred for argument in product.args):
+        return None
+    ones, zeros = (constant(make(shape[-1], dtype(x))) for make in (np.ones, np.zeros))
+    return op.nn.layer_norm(x, ones, zeros, [-1], float(epsilon.reshape(())))
+
+
+@rule("relax.multiply")
+def scale_of_layer_norm(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A factor for each feature after a layer norm is a part of it."""
+    return _with_affine(graph, call, lambda gamma, beta, factor: (gamma * factor, beta * factor))
 
 
 @rule("relax.add")
-def whole_layer_norm(graph: Graph, call: relax.Call) -> relax.Expr | None:
-    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * gamma + beta over the last axis: one pass, not five."""
-    scaled = graph.calls(call.args[0], "relax.multiply")
-    if scaled is None:
+def shift_of_layer_norm(graph: Graph, call: relax.Call) -> relax.Expr | None:
+    """A term for each feature after a layer norm is a part of it."""
+    return _with_affine(graph, call, lambda gamma, beta, term: (gamma, beta + term))
+
+
+def _with_affine(
+    graph: Graph, call: relax.Call, join: Callable[..., tuple[np.ndarray, np.ndarray]]
+) -> relax.Expr | None:
+    """The layer norm that `call` applies a constant to, with what `join` makes of its scale and shift and that."""
+    norm = graph.calls(call.args[0], "relax.nn.layer_norm")
+    value, shape = graph.value(call.args[1]), graph.shape(call.args[0])
+    if norm is None or value is None or shape is None or not graph.read_once(call.args[0]):
         return None
-    gamma, beta = graph.value(scaled.args[1]), graph.value(call.args[1])
-    found = _normalized(graph, scaled.args[0])
-    if gamma is None or beta is None or found is None:
+    affine = graph.values(norm.args[1:])
+    if affine is None or [int(axis) % len(shape) for axis in norm.attrs.axes] != [len(shape) - 1]:
         return None
-    x, epsilon = found
-    shape = graph.shape(x)
-    if shape is None or not all(_is_row(each, shape) for each in (gamma, beta)):
+    if not _is_row(value, shape):
         return None
-    return op.nn.layer_norm(x, constant(gamma.reshape(-1)), constant(beta.reshape(-1)), [-1], epsilon)
+    gamma, beta = join(*affine, value.reshape(-1))
+    return op.nn.layer_norm(norm.args[0], constant(gamma), constant(beta), [-1], float(norm.attrs.epsilon))
 
 
 def _is_row(value: np.ndarray, shape: tuple[int, ...]) -> bool:
     """Whether a constant gives one number to each place along the last axis."""
     return value.ndim <= len(shape) and value.shape[-1:] == shape[-1:] and value.size == shape[-1]
-
-
-def _normalized(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, float] | None:
-    """x and epsilon, if an expression is (x - mean(x)) / sqrt(variance + epsilon)."""
-    quotient = graph.calls(expr, "relax.divide")
-    if quotient is None:
-        return None
-    centred, root = graph.calls(quotient.args[0], "relax.subtract"), graph.calls(quotient.args[1], "relax.sqrt")
-    if centred is None or root is None:
-        return None
-    shifted = graph.calls(root.args[0], "relax.add")
-    epsilon = None if shifted is None else graph.value(shifted.args[1])
-    if shifted is None or epsilon is None or epsilon.size != 1:
-        return None
-    x = centred.args[0]
-    squares = _mean_of_last(graph, shifted.args[0])
-    product = None if squares is None else graph.calls(squares, "relax.multiply")
-    mean_of = _mean_of_last(graph, centred.args[1])
-    if product is None or mean_of is None or not mean_of.same_as(x):
-        return None
-    if any(graph.definition(argument) != centred for argument in product.args):
-        return None
-    return x, float(epsilon.reshape(()))
 
 
 def _mean_of_last(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
@@ -62,4 +73,4 @@ def _mean_of_last(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
     return mean.args[0] if axes == [len(shape) - 1] else None
 
 
-RULES: list[Rule] = [whole_layer_norm]
+RULES: list[Rule] = [whole_layer_norm, scale_of_layer_norm, shift_of_layer_norm]

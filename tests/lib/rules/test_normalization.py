@@ -27,16 +27,38 @@ def test_a_layer_norm_in_pieces_is_one(axis, shape):
     assert becomes(RULES, build, SHAPE)[1] == ["nn.layer_norm"]
 
 
+def test_a_layer_norm_without_scale_and_shift_is_one_too():
+    """Exporters drop a scale of ones and a shift of zeros, and so does the clean-up before."""
+
+    def build(x):
+        centred = op.subtract(x, op.mean(x, [-1], True))
+        variance = op.mean(op.multiply(centred, centred), [-1], True)
+        return op.divide(centred, op.sqrt(op.add(variance, const(1e-5))))
+
+    assert becomes(RULES, build, SHAPE)[1] == ["nn.layer_norm"]
+
+
+@pytest.mark.parametrize(
+    ("gamma", "beta", "left"),
+    [
+        (GAMMA.reshape(4, 1), BETA, ["multiply", "add"]),  # a factor for each token
+        (GAMMA, BETA.reshape(4, 1), ["add"]),
+        (GAMMA, BETA.reshape(1, 1, 1, 4), ["add"]),  # one more axis
+        (np.float32(2), BETA, ["multiply", "add"]),
+    ],
+)
+def test_what_is_no_number_for_each_feature_stays_outside(gamma, beta, left):
+    assert becomes(RULES, lambda x: layer_norm(x, gamma, beta), SHAPE)[1] == ["nn.layer_norm", *left]
+
+
 @pytest.mark.parametrize(
     "build",
     [
         lambda x: layer_norm(x, axis=1),
-        lambda x: layer_norm(x, gamma=GAMMA.reshape(4, 1)),  # a factor for each token
-        lambda x: layer_norm(x, beta=BETA.reshape(4, 1)),
-        lambda x: layer_norm(x, beta=BETA.reshape(1, 1, 1, 4)),  # one more axis
-        lambda x: layer_norm(x, gamma=np.float32(2)),
         lambda x: layer_norm(x, other=op.exp(x)),
         lambda x: op.add(op.multiply(x, const(GAMMA)), const(BETA)),
+        lambda x: [norm := op.nn.layer_norm(x, const(GAMMA), const(BETA), [-1]), op.multiply(norm, const(GAMMA))],
+        lambda x: op.add(op.nn.layer_norm(x, const(GAMMA), const(BETA), [1]), const(BETA)),
     ],
 )
 def test_what_is_no_layer_norm_over_the_last_axis_stays(build):
