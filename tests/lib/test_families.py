@@ -62,11 +62,11 @@ def test_what_is_one_operator_of_the_model_counts_once(operators, expected):
 
 @pytest.mark.parametrize("model", ["tiny_cnn", "tiny_transformer"])
 def test_operators_are_as_many_as_tvm_lists_in_the_name_of_what_it_fused(cpu, model):
-    one = r"conv2d|max_pool2d|matmul|einsum|layer_norm|softmax|add|relu|gelu|tanh|multiply|mean|take|first_token"
+    one = r"conv2d|max_pool2d|matmul|einsum|layer_norm|softmax|add|relu|gelu|tanh|multiply|mean|take"
     subgraphs = workloads.extract(graph.fuse(zoo.load(model).module, cpu.tvm()))
 
     assert {s.name: families.count(s.operators) for s in subgraphs} == {
-        s.name: len(re.findall(one, s.name)) for s in subgraphs
+        s.name: max(len(re.findall(one, s.name)), 1) for s in subgraphs
     }
 
 
