@@ -180,6 +180,5 @@ def value_of(const: tvm.ir.Constant) -> np.ndarray:
 
 def constant(value: np.ndarray) -> relax.Expr:
     """A constant of a graph."""
-    return relax.const(
-        np.array(value, order="C"), str(value.dtype)
-    )  # np.ascontiguousarray would make a vector of a scalar
+    array = np.array(value, order="C")  # np.ascontiguousarray would make a vector of a scalar
+    return relax.const(array, str(array.dtype))
