@@ -57,7 +57,7 @@ def tune(model: str) -> dict[str, Any]:
     manifest = json.loads((compiled / "manifest.json").read_text())
     subgraphs = tables.read(files.subgraphs, SUBGRAPHS).to_pandas()
     return {
-        "model": Path(model).stem,
+        "model": Path(model).name,
         "subgraphs": len(subgraphs),
         "calls": int(subgraphs["weight"].sum()),
         "gflop": float((subgraphs["flop"] * subgraphs["weight"]).sum() / 1e9),
@@ -153,13 +153,13 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
 
     for model in models:
-        if all(row["model"] != Path(model).stem for row in rows):
+        if all(row["model"] != Path(model).name for row in rows):
             rows.append(tune(model))
             keep()
     if options.tune_only:
         return
     for model in models:
-        [n] = [n for n, row in enumerate(rows) if row["model"] == Path(model).stem]
+        [n] = [n for n, row in enumerate(rows) if row["model"] == Path(model).name]
         if np.isnan(rows[n].get("ours_ms", np.nan)):
             rows[n] |= timed(ROOT / rows[n]["compiled"], model if model.endswith(".onnx") else "")
             keep()

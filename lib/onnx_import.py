@@ -29,11 +29,16 @@ def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Mod
         ModelError: The file is missing or damaged, has dynamic shapes that `shapes` does not settle, or uses an
             operator that TVM does not import. The message says which.
     """
+    module = _import(path, dict(shapes or {}))  # the file's own copy of the weights is gone with it
+    return lift_constants(channels_last(simplify(module)))
+
+
+def _import(path: Path, shapes: dict[str, tuple[int, ...]]) -> tvm.IRModule:
     proto = _read(path)
     _leave_true_inputs(proto.graph)
-    _settle_shapes(proto.graph, dict(shapes or {}), path)
+    _settle_shapes(proto.graph, shapes, path)
     onnx_folding.fold(proto)
-    return lift_constants(channels_last(simplify(_convert(proto, path))))
+    return _convert(proto, path)
 
 
 def _read(path: Path) -> onnx.ModelProto:
