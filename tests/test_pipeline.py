@@ -302,7 +302,7 @@ def test_ctrl_c_ends_the_run_with_a_word_and_without_survivors(tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
 
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=20) != 0
+    assert process.wait(timeout=60) != 0
 
     assert "the same command continues" in output(tmp_path)
     assert "Traceback" not in output(tmp_path)
