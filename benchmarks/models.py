@@ -148,21 +148,21 @@ def main() -> None:
     models = options.models or [*distinct, *map(str, light.save_all(ROOT / "artifacts" / "light"))]
     rows: list[Any] = pd.read_parquet(options.out).to_dict("records") if options.out.exists() else []
 
-    def keep() -> None:
+    def keep(row: dict[str, Any]) -> None:
         pd.DataFrame(rows).to_parquet(options.out)
-        print(json.dumps(rows[-1]), flush=True)
+        print(json.dumps(row), flush=True)
 
     for model in models:
         if all(row["model"] != Path(model).name for row in rows):
             rows.append(tune(model))
-            keep()
+            keep(rows[-1])
     if options.tune_only:
         return
     for model in models:
         [n] = [n for n, row in enumerate(rows) if row["model"] == Path(model).name]
         if np.isnan(rows[n].get("ours_ms", np.nan)):
             rows[n] |= timed(ROOT / rows[n]["compiled"], model if model.endswith(".onnx") else "")
-            keep()
+            keep(rows[n])
     print(table(pd.DataFrame(rows)))
 
 
