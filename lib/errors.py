@@ -12,6 +12,8 @@ TunerError
 A candidate that fails is none of these: it is a row of MEASUREMENTS with a status.
 """
 
+from pathlib import Path
+
 
 class TunerError(Exception):
     """Base of every error that the tuner raises on purpose; its text is written for the user."""
@@ -43,3 +45,9 @@ class VerificationError(TunerError):
 
 class DeviceError(TunerError):
     """No worker is able to measure."""
+
+
+def require_file(path: str | Path, option: str = "") -> None:
+    """Raises: ModelError: A file that the user named is not there."""
+    if not Path(path).is_file():
+        raise ModelError(f"{option} {path}: there is no such file.".lstrip())

@@ -7,6 +7,7 @@ to 4.1e-6 of it towards 88). Vendors' libraries do the same.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import tvm
 from tvm import relax, te, tirx, topi
@@ -19,8 +20,7 @@ Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 def legalize_ops() -> tvm.transform.Pass:
     """TVM's LegalizeOps with the functions of this module in front."""
-    return transform.LegalizeOps({f"relax.{name}": _in_float32(f"relax.{name}", f) for name, f in _ELEMENTWISE.items()}
-                                 | {"relax.nn.softmax": _softmax})  # fmt: skip
+    return transform.LegalizeOps({f"relax.{name}": _in_float32(f"relax.{name}", make) for name, make in _MAKE.items()})
 
 
 def _constant(value: float) -> tirx.FloatImm:
@@ -45,27 +45,27 @@ def _sigmoid(x: te.Tensor) -> te.Tensor:
     return topi.divide(_constant(1), topi.add(topi.fast_exp(topi.negative(x)), _constant(1)))
 
 
-_ELEMENTWISE: dict[str, Callable[[te.Tensor], te.Tensor]] = {
-    "erf": topi.fast_erf,
-    "exp": topi.fast_exp,
-    "tanh": topi.fast_tanh,
-    "sigmoid": _sigmoid,
-    "nn.silu": lambda x: topi.multiply(x, _sigmoid(x)),
-    "nn.gelu": _gelu,
-    "nn.gelu_tanh": _gelu_tanh,
+_Function = Callable[[te.Tensor], te.Tensor]
+
+# What computes a call, from its attributes.
+_MAKE: dict[str, Callable[[relax.Call], _Function]] = {
+    "erf": lambda call: topi.fast_erf,
+    "exp": lambda call: topi.fast_exp,
+    "tanh": lambda call: topi.fast_tanh,
+    "sigmoid": lambda call: _sigmoid,
+    "nn.silu": lambda call: lambda x: topi.multiply(x, _sigmoid(x)),
+    "nn.gelu": lambda call: _gelu,
+    "nn.gelu_tanh": lambda call: _gelu_tanh,
+    "nn.softmax": lambda call: partial(topi.nn.fast_softmax, axis=int(call.attrs.axis)),
 }
 
 
-def _in_float32(name: str, function: Callable[[te.Tensor], te.Tensor]) -> Legalization:
+def _in_float32(name: str, make: Callable[[relax.Call], _Function]) -> Legalization:
+    """Ours for float32, TVM's for all else."""
+
     def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         if dtype(call.args[0]) != "float32":
             return tvm.ir.Op.get(name).get_attr("FLegalize")(builder, call)
-        return builder.call_te(function, call.args[0], primfunc_name_hint=name.rpartition(".")[2])
+        return builder.call_te(make(call), call.args[0], primfunc_name_hint=name.rpartition(".")[2])
 
     return legalize
-
-
-def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    if dtype(call.args[0]) != "float32":
-        return tvm.ir.Op.get("relax.nn.softmax").get_attr("FLegalize")(builder, call)
-    return builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis), primfunc_name_hint="softmax")

@@ -13,7 +13,7 @@ from tvm.error import OpNotImplemented
 from tvm.relax.frontend.onnx import from_onnx
 
 from lib import onnx_folding
-from lib.errors import ModelError
+from lib.errors import ModelError, require_file
 from lib.graph import Model, lift_constants
 from lib.simplify import channels_last, simplify
 
@@ -42,8 +42,7 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]]) -> tvm.IRModule:
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    if not path.is_file():
-        raise ModelError(f"{path}: there is no such file.")
+    require_file(path)
     try:
         proto = onnx.load(path)
     except DecodeError as error:

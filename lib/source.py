@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from lib import digests
-from lib.errors import ModelError
+from lib.errors import ModelError, require_file
 
 _SUFFIXES = (".onnx", ".pt2")
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
@@ -36,7 +36,7 @@ class Source:
         if self.is_file:
             if not self.model.endswith(_SUFFIXES):
                 raise ModelError(f"--model {self.model}: expected a file that ends in {' or '.join(_SUFFIXES)}.")
-            _require("--model", self.model)
+            require_file(self.model, "--model")
             if self.batch or self.sequence or self.weights:
                 raise ModelError(
                     "--batch, --sequence and --weights are for models of the zoo. A file's dynamic dimensions are "
@@ -52,7 +52,7 @@ class Source:
         if self.batch < 0 or self.sequence < 0:
             raise ModelError(f"--batch and --sequence count from 1, but got {self.batch} and {self.sequence}.")
         if self.weights:
-            _require("--weights", self.weights)
+            require_file(self.weights, "--weights")
         parse_shapes(self.shape)
 
     @property
@@ -89,11 +89,6 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
             )
         shapes[name] = tuple(int(extent) for extent in extents)
     return shapes
-
-
-def _require(option: str, path: str) -> None:
-    if not Path(path).is_file():
-        raise ModelError(f"{option} {path}: there is no such file.")
 
 
 def _digest(path: Path) -> str:

@@ -14,7 +14,7 @@ import ml_dtypes  # noqa: F401  # gives NumPy the name `bfloat16`, which safeten
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from lib.errors import ModelError
+from lib.errors import ModelError, require_file
 
 Shape = tuple[int, ...]
 
@@ -46,8 +46,7 @@ def read(path: Path, model: str, recipes: Mapping[str, Recipe], shapes: Mapping[
     Raises:
         ModelError: The file is missing or damaged, or it lacks a tensor or has one of another shape or kind.
     """
-    if not path.is_file():
-        raise ModelError(f"{path}: there is no such file.")
+    require_file(path)
     try:
         with safe_open(path, "np") as file:
             tensors = _Tensors(file, {_plain(name): name for name in file.keys()})  # noqa: SIM118  # it is no dict

@@ -55,11 +55,9 @@ class ResNet(nn.Module):
         self.blocks = nn.ModuleList([])
         self.depths = depths
         channels = width
-        for group, depth in enumerate(depths):
-            for position in range(depth):
-                stride = 2 if group and not position else 1
-                self.blocks.append(block(channels, width << group, stride))
-                channels = (width << group) * block.expansion
+        for group, position in positions(depths):
+            self.blocks.append(block(channels, width << group, _stride(group, position)))
+            channels = (width << group) * block.expansion
         self.classifier = Dense(channels, n_classes)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
@@ -93,11 +91,10 @@ class ResNetV2(nn.Module):
         self.blocks = nn.ModuleList([])
         self.depths = depths
         channels = width
-        for group, depth in enumerate(depths):
-            for position in range(depth):
-                stride = 2 if group and not position else 1
-                self.blocks.append(PreActivation(channels, width << group, stride, first=not position))
-                channels = 4 * (width << group)
+        for group, position in positions(depths):
+            stride = _stride(group, position)
+            self.blocks.append(PreActivation(channels, width << group, stride, first=not position))
+            channels = 4 * (width << group)
         self.norm = Affine(channels)
         self.classifier = Dense(channels, n_classes)
 
@@ -183,12 +180,11 @@ class MobileNetV2(nn.Module):
         self.stem = Conv(3, channels, 3, 2, op.relu6)
         self.blocks = nn.ModuleList([])
         self.depths = tuple(stage.depth for stage in stages)
-        for stage in stages:
-            for position in range(stage.depth):
-                n_out = by_eights(stage.channels * width)
-                stride = 1 if position else stage.stride
-                self.blocks.append(Inverted(channels, n_out, stage.expansion, stride))
-                channels = n_out
+        for group, position in positions(self.depths):
+            stage = stages[group]
+            n_out = by_eights(stage.channels * width)
+            self.blocks.append(Inverted(channels, n_out, stage.expansion, 1 if position else stage.stride))
+            channels = n_out
         self.head = Conv(channels, head, 1, 1, op.relu6)
         self.classifier = Dense(head, n_classes)
 
@@ -203,3 +199,13 @@ def by_eights(channels: float) -> int:
     """The nearest multiple of 8, but not under 90 % of what was asked for: TensorFlow's rule, timm's too."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
+
+
+def positions(depths: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Group and position in it, of each block of a network with groups of these depths."""
+    return [(group, position) for group, depth in enumerate(depths) for position in range(depth)]
+
+
+def _stride(group: int, position: int) -> int:
+    """Of a ResNet's block: the first of each group but the first group's halves the image."""
+    return 2 if group and not position else 1

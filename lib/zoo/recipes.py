@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from lib.zoo.checkpoints import Recipe, Shape, affine, convolution, folded, linear, norm, same, vector
-from lib.zoo.convolutional import BasicBlock, MobileNetV2, ResNet, ResNetV2
+from lib.zoo.convolutional import BasicBlock, MobileNetV2, ResNet, ResNetV2, positions
 from lib.zoo.transformers import Bert, Gpt2, Vit
 
 
 def resnet(network: ResNet) -> dict[str, Recipe]:
     """timm's `resnet18` and `resnet50`, which are torchvision's, too."""
     recipes = folded("stem", "conv1", "bn1") | linear("classifier", "fc")
-    for n, (group, position) in enumerate(_numbered(network.depths)):
+    for n, (group, position) in enumerate(positions(network.depths)):
         ours, theirs = f"blocks.{n}", f"layer{group + 1}.{position}"
         block = network.blocks[n]
         parts = ("first", "second") if isinstance(block, BasicBlock) else ("reduce", "middle", "expand")
@@ -31,7 +31,7 @@ def resnet_v2(network: ResNetV2) -> dict[str, Recipe]:
     """timm's `resnetv2_152`: the norm before a convolution in a block is folded into the convolution before it."""
     recipes = convolution("stem", "stem.conv") | affine("norm", "norm")
     recipes |= {"classifier.weight": _one_by_one("head.fc.weight"), "classifier.bias": vector("head.fc.bias")}
-    for n, (group, position) in enumerate(_numbered(network.depths)):
+    for n, (group, position) in enumerate(positions(network.depths)):
         ours, theirs = f"blocks.{n}", f"stages.{group}.blocks.{position}"
         recipes |= affine(f"{ours}.norm", f"{theirs}.norm1")
         recipes |= folded(f"{ours}.reduce", f"{theirs}.conv1", f"{theirs}.norm2")
@@ -46,7 +46,7 @@ def mobilenet_v2(network: MobileNetV2) -> dict[str, Recipe]:
     """timm's `mobilenetv2_050`: a block that does not expand has other names."""
     recipes = folded("stem", "conv_stem", "bn1") | folded("head", "conv_head", "bn2")
     recipes |= linear("classifier", "classifier")
-    for n, (stage, position) in enumerate(_numbered(network.depths)):
+    for n, (stage, position) in enumerate(positions(network.depths)):
         ours, theirs = f"blocks.{n}", f"blocks.{stage}.{position}"
         parts = [("expand", "conv_pw"), ("depthwise", "conv_dw"), ("project", "conv_pwl")]
         if not network.blocks[n].expand:
@@ -67,15 +67,8 @@ def bert(network: Bert) -> dict[str, Recipe]:
         **norm("norm", "embeddings.LayerNorm"),
         **{weight: replace(recipe, optional=True) for weight, recipe in pooler.items()},
     }
-    for n in range(len(network.layers)):
-        ours, theirs = f"layers.{n}", f"encoder.layer.{n}"
-        recipes |= _side_by_side(f"{ours}.attention.projections", f"{theirs}.attention.self")
-        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
-        recipes |= norm(f"{ours}.norm1", f"{theirs}.attention.output.LayerNorm")
-        recipes |= linear(f"{ours}.up", f"{theirs}.intermediate.dense")
-        recipes |= linear(f"{ours}.down", f"{theirs}.output.dense")
-        recipes |= norm(f"{ours}.norm2", f"{theirs}.output.LayerNorm")
-    return recipes
+    norms = ("attention.output.LayerNorm", "output.LayerNorm")
+    return recipes | _encoder(network, attention="attention.self", norms=norms)
 
 
 def vit(network: Vit) -> dict[str, Recipe]:
@@ -89,15 +82,8 @@ def vit(network: Vit) -> dict[str, Recipe]:
         **norm("norm", "layernorm"),
         **linear("classifier", "classifier"),
     }
-    for n in range(len(network.layers)):
-        ours, theirs = f"layers.{n}", f"encoder.layer.{n}"
-        recipes |= norm(f"{ours}.norm1", f"{theirs}.layernorm_before")
-        recipes |= _side_by_side(f"{ours}.attention.projections", f"{theirs}.attention.attention")
-        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
-        recipes |= norm(f"{ours}.norm2", f"{theirs}.layernorm_after")
-        recipes |= linear(f"{ours}.up", f"{theirs}.intermediate.dense")
-        recipes |= linear(f"{ours}.down", f"{theirs}.output.dense")
-    return recipes
+    norms = ("layernorm_before", "layernorm_after")
+    return recipes | _encoder(network, attention="attention.attention", norms=norms)
 
 
 def gpt2(network: Gpt2) -> dict[str, Recipe]:
@@ -118,9 +104,18 @@ def gpt2(network: Gpt2) -> dict[str, Recipe]:
     return recipes
 
 
-def _numbered(depths: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Group and position of each block."""
-    return [(group, position) for group, depth in enumerate(depths) for position in range(depth)]
+def _encoder(network: Bert | Vit, *, attention: str, norms: tuple[str, str]) -> dict[str, Recipe]:
+    """The layers of BERT and ViT, whose names differ in that of the attention and those of the norms."""
+    recipes: dict[str, Recipe] = {}
+    for n in range(len(network.layers)):
+        ours, theirs = f"layers.{n}", f"encoder.layer.{n}"
+        recipes |= _side_by_side(f"{ours}.attention.projections", f"{theirs}.{attention}")
+        recipes |= linear(f"{ours}.attention.out", f"{theirs}.attention.output.dense")
+        recipes |= linear(f"{ours}.up", f"{theirs}.intermediate.dense")
+        recipes |= linear(f"{ours}.down", f"{theirs}.output.dense")
+        for number, name in enumerate(norms, start=1):
+            recipes |= norm(f"{ours}.norm{number}", f"{theirs}.{name}")
+    return recipes
 
 
 def _one_by_one(name: str) -> Recipe:
