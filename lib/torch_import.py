@@ -12,7 +12,6 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from lib.errors import ModelError
+from lib.errors import ModelError, require_file
 from lib.graph import Model, lift_constants
 from lib.simplify import channels_last, simplify
 
@@ -37,8 +36,7 @@ def load(path: Path) -> Model:
         ModelError: torch is not installed; the file is missing or damaged, has dynamic shapes, was exported in
             training mode, or uses an operator that TVM does not import. The message says which.
     """
-    if not path.is_file():
-        raise ModelError(f"{path}: there is no such file.")
+    require_file(path)
     torch = _import_torch(path)
     program = _read(torch, path)
     _check_inputs(torch, program, path)
@@ -415,22 +413,6 @@ def _cumsum(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.cumsum(x, axis=node.args[1]))
 
 
-def _clip(node: Any, importer: Any, low: float | None = None, high: float | None = None) -> relax.Var:
-    """A maximum and a minimum, which ConvertLayout looks through; it has no rule for `clip`."""
-    x = importer.env[node.args[0]]
-    low = node.args[1] if len(node.args) > 1 else node.kwargs.get("min", node.kwargs.get("min_val", low))
-    high = node.args[2] if len(node.args) > 2 else node.kwargs.get("max", node.kwargs.get("max_val", high))
-    dtype = str(x.ty.dtype)
-    if low is not None:
-        x = importer.block_builder.emit(relax.op.maximum(x, relax.const(low, dtype)))
-    return x if high is None else importer.block_builder.emit(relax.op.minimum(x, relax.const(high, dtype)))
-
-
-def _pad(node: Any, importer: Any) -> relax.Var:
-    """Pads of nothing go: MobileNets compute theirs, and many come out as zero."""
-    return importer._constant_pad_nd(node) if any(node.args[1]) else importer.env[node.args[0]]
-
-
 def _permute(node: Any, importer: Any) -> relax.Var:
     """Axes counted from the start: ConvertLayout takes no others."""
     x = importer.env[node.args[0]]
@@ -445,25 +427,12 @@ def _squeeze(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.squeeze(x, kept)) if kept else x
 
 
-def _where(node: Any, importer: Any) -> relax.Var:
-    """A condition that is known and always true (no row of a causal mask is empty) chooses nothing."""
-    condition, x, y = (importer.env[argument] for argument in node.args)
-    always = isinstance(condition, tvm.ir.Constant) and bool(condition.value.numpy().all())
-    if always and tuple(node.args[1].meta["val"].shape) == tuple(node.meta["val"].shape):
-        return x
-    return importer.block_builder.emit(relax.op.where(condition, x, y))
-
-
 _CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
-    "clamp.default": _clip,
-    "constant_pad_nd.default": _pad,
     "cumsum.default": _cumsum,
     "embedding.default": _embedding,
-    "hardtanh.default": partial(_clip, low=-1.0, high=1.0),
     "index.Tensor": _index,
     "permute.default": _permute,
     "select.int": _select,
     "squeeze.dim": _squeeze,
     "squeeze.dims": _squeeze,
-    "where.self": _where,
 }

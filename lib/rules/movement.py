@@ -200,12 +200,14 @@ def _as_before(graph: Graph, other: relax.Expr, source: tuple[int, ...], target:
     return None
 
 
-@rule("relax.broadcast_to", "relax.strided_slice")
+@rule("relax.broadcast_to", "relax.strided_slice", "relax.nn.pad")
 def drop_identity(graph: Graph, call: relax.Call) -> relax.Expr | None:
-    """A broadcast to the same shape, or a slice of everything."""
+    """A broadcast to the same shape, a slice of everything, or a border of no width."""
     if graph.shape(call) != graph.shape(call.args[0]) or graph.shape(call) is None:
         return None
     if call.op.name == "relax.strided_slice" and any(int(s) < 0 for s in _strides(call)):
+        return None
+    if call.op.name == "relax.nn.pad" and any(int(width) for width in call.attrs.pad_width):
         return None
     return call.args[0]
 

@@ -188,9 +188,10 @@ def test_a_transpose_stays_before_what_needs_it(build):
         lambda x: op.broadcast_to(x, (2, 3)),
         lambda x: op.strided_slice(x, [0, 1], [0, 0], [2, 2**31]),
         lambda x: op.strided_slice(x, [-1], [-3], [3], [1]),
+        lambda x: op.nn.pad(x, [0, 0, 0, 0]),
     ],
 )
-def test_broadcasts_and_slices_that_do_nothing_are_dropped(build):
+def test_broadcasts_slices_and_pads_that_do_nothing_are_dropped(build):
     assert becomes([rules.drop_identity], build, (2, 3))[1] == []
 
 
@@ -200,9 +201,10 @@ def test_broadcasts_and_slices_that_do_nothing_are_dropped(build):
         lambda x: op.broadcast_to(x, (4, 2, 3)),
         lambda x: op.strided_slice(x, [1], [-1], [-4], [-1]),  # the same shape, backwards
         lambda x: op.strided_slice(x, [0], [1], [2]),
+        lambda x: op.nn.pad(x, [0, 0, 1, 0]),
     ],
 )
-def test_broadcasts_and_slices_that_do_something_stay(build):
+def test_broadcasts_slices_and_pads_that_do_something_stay(build):
     assert stays([rules.drop_identity], build, (2, 3))
 
 
