@@ -17,28 +17,30 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import luigi
 from luigi import configuration
 from luigi.cmdline_parser import CmdlineParser
 from luigi.task import externalize
 
-from lib import digests, history, host, planning, schemas, settings, tables, zoo
+from lib import cost_model, devices, digests, history, locks, planning, pools, schemas, settings, tables, targets, zoo
 from lib.cost_model import TrainConfig
-from lib.errors import ContractError, ModelError, TunerError
+from lib.devices import Devices, Local, Replay
+from lib.errors import ConfigError, ContractError, ModelError, TunerError
 from lib.families import ALGORITHMS
 from lib.layout import ModelFiles, RoundFiles, RunFiles
 from lib.planning import Member, PlanConfig
 from lib.progress import Goal, Progress
-from lib.runner import MeasureConfig, Runner
+from lib.runner import MeasureConfig, Pool, Runner
 from lib.search import SearchConfig
 from lib.source import Source
 from lib.tables import Origin
-from lib.workers import LocalPool
 from stages import cluster, compile, extract, generate, measure, report, train
 
 ROOT = Path(__file__).parent
@@ -72,11 +74,11 @@ def configured(kind: type[Any], section: str, **options: Any) -> Any:
 
 
 @cache
-def make_pool(target: host.CpuTarget, config: MeasureConfig) -> LocalPool:
-    """The workers of this process, shared by its rounds; they end with it."""
-    pool = LocalPool(target, config)
-    atexit.register(pool.close)
-    return pool
+def make_runner(where: Devices, target: targets.AnyTarget, config: MeasureConfig) -> Runner:
+    """What measures for this process, shared by its rounds; what it started ends with it."""
+    runner = pools.open_runner(where, target, config)
+    atexit.register(runner.close)
+    return runner
 
 
 class TunerTask(luigi.Task):
@@ -99,14 +101,20 @@ class TunerTask(luigi.Task):
         default="foresee", choices=planning.STRATEGIES, description="who gets the next trials"
     )
     seed: int = luigi.IntParameter(default=0, description="of the search")
-    target: str = luigi.Parameter(default="host", description="`host`, or a CPU target as JSON")
+    target: str = luigi.Parameter(
+        default="host", description="`host`; `cuda`, or a GPU as `nvidia/nvidia-h100`; or a target as JSON"
+    )
     threads: int = luigi.IntParameter(default=0, description="threads of one inference; 0: all physical cores")
+    devices: str = luigi.Parameter(
+        default="local", description="where to measure: `local`, `rpc://HOST:PORT/KEY`, or `replay:FOLDER`"
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         try:
             check(self.source)
-        except ModelError as error:
+            _ = self.measured_on
+        except (ConfigError, ModelError) as error:
             sys.exit(f"error: {error}")
 
     @cached_property
@@ -114,11 +122,16 @@ class TunerTask(luigi.Task):
         """The model that is meant."""
         return Source(_expanded(self.model), self.batch, self.sequence, self.shape, _expanded(self.weights))
 
+    @cached_property
+    def measured_on(self) -> Devices:
+        """What `--devices` says."""
+        return devices.parse(self.devices)
+
     # Configs.
 
     @cached_property
-    def cpu(self) -> host.CpuTarget:
-        return host.cpu_target(self.target, self.threads)
+    def compile_target(self) -> targets.AnyTarget:
+        return targets.target(self.target, self.threads)
 
     @cached_property
     def plan_config(self) -> PlanConfig:
@@ -140,12 +153,13 @@ class TunerTask(luigi.Task):
 
     @cached_property
     def model_files(self) -> ModelFiles:
-        return ModelFiles(artifacts() / self.cpu.name / self.source.name)
+        return ModelFiles(artifacts() / self.compile_target.name / self.source.name)
 
     @cached_property
     def run_files(self) -> RunFiles:
         configs = (self.plan_config, self.search_config, self.measure_config, self.train_config)
-        identity = settings.digest(*configs, self.seed, self.cpu.text)
+        where = [self.measured_on.identity] if self.measured_on.identity else []
+        identity = settings.digest(*configs, self.seed, self.compile_target.text, *where)
         return self.model_files.run(f"{self.strategy}-{self.families}-seed{self.seed}-{identity[:8]}")
 
     @property
@@ -186,9 +200,25 @@ class StageTask(TunerTask):
         except TunerError:
             return False  # `run` tells what is wrong, as this task's failure
 
+    @property
+    def lock(self) -> Path:
+        """Held while it runs, so that two runs of one command share the work and do not mix."""
+        return self.run_files.folder / "lock"
+
     def run(self) -> None:
-        self.is_current()  # refuses to write over what it cannot read
-        self.work()
+        with locks.exclusive(self.lock, on_wait=lambda: self.status("waiting for another run of this model")):
+            if not self.is_current():  # which also refuses to write over what it cannot read
+                self.work()
+
+    def runner(self) -> Runner:
+        """What measures."""
+        return make_runner(self.measured_on, self.compile_target, self.measure_config)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """While this task measures here, no other does; a tracker gives a device to one at a time itself."""
+        if not isinstance(self.measured_on, Local):
+            return nullcontext()
+        return locks.exclusive(locks.of_this_cpu(), on_wait=lambda: self.status("waiting for another run to measure"))
 
     def status(self, doing: str) -> None:
         """Tell the terminal and Luigi's scheduler what is going on."""
@@ -204,15 +234,21 @@ class ExtractSubgraphs(StageTask):
         return luigi.LocalTarget(self.model_files.subgraphs)
 
     @property
+    def lock(self) -> Path:
+        return self.model_files.folder / "lock"
+
+    @property
     def origin(self) -> Origin:
-        return Origin(digests.of_text(self.model_files.folder.name, self.cpu.text, version("apache-tvm")), SESSION)
+        return Origin(
+            digests.of_text(self.model_files.folder.name, self.compile_target.text, version("apache-tvm")), SESSION
+        )
 
     def is_current(self) -> bool:
         return tables.is_current(self.model_files.subgraphs, schemas.SUBGRAPHS, self.origin.inputs)
 
     def work(self) -> None:
         self.status("importing the model")
-        extract.run(self.source, self.cpu, origin=self.origin, out=self.model_files)
+        extract.run(self.source, self.compile_target, origin=self.origin, out=self.model_files)
 
 
 class ClusterFamilies(StageTask):
@@ -223,6 +259,10 @@ class ClusterFamilies(StageTask):
 
     def output(self) -> luigi.LocalTarget:
         return luigi.LocalTarget(self.families_file)
+
+    @property
+    def lock(self) -> Path:
+        return self.model_files.folder / "lock"
 
     @property
     def origin(self) -> Origin:
@@ -307,7 +347,7 @@ class GenerateCandidates(RoundTask):
     def work(self) -> None:
         self.status("searching candidates")
         generate.run(
-            self.model_files.subgraphs, self.families_file, self.run_files.rounds(self.round), self.cpu,
+            self.model_files.subgraphs, self.families_file, self.run_files.rounds(self.round), self.compile_target,
             self.plan_config, self.search_config, seed=self.seed, origin=self.origin, out=self.files,
         )  # fmt: skip
 
@@ -316,7 +356,6 @@ class MeasureCandidates(RoundTask):
     """Build and time a round's candidates."""
 
     schema = schemas.MEASUREMENTS
-    resources = {"device": 1}  # two of these at once would disturb each other's timing
 
     def requires(self) -> luigi.Task:
         return externalize(self.clone(GenerateCandidates))
@@ -340,16 +379,8 @@ class MeasureCandidates(RoundTask):
             self.status(doing)
 
         self.status(doing)
-        pool: Runner = make_pool(self.cpu, self.measure_config)
-        lock = artifacts() / self.cpu.name / "device.lock"
-        measure.run(
-            self.model_files.subgraphs,
-            pool,
-            device_lock=lock,
-            origin=self.origin,
-            out=self.files,
-            watch=watch,
-        )
+        with self.alone():
+            measure.run(self.model_files.subgraphs, self.runner(), origin=self.origin, out=self.files, watch=watch)
 
 
 class TrainFamilyModels(RoundTask):
@@ -379,8 +410,12 @@ class TrainFamilyModels(RoundTask):
 
     def work(self) -> None:
         self.status("training")
+        config = self.train_config
+        if config.device == "cuda" and (reason := cost_model.without_cuda()):
+            tell(f"[train] device = cuda: {reason}; cost models train on the CPU")
+            config = replace(config, device="cpu")
         past = self.run_files.rounds(self.round + 1)
-        train.run(self.families_file, past, self.train_config, seed=self.seed, origin=self.origin, out=self.files)
+        train.run(self.families_file, past, config, seed=self.seed, origin=self.origin, out=self.files)
 
 
 class FinalTask(StageTask):
@@ -426,10 +461,15 @@ class CompileModel(FinalTask):
         return bool(found.get("inputs") == self.origin.inputs)
 
     def work(self) -> None:
-        compile.run(
-            self.model_files, self.families_file, self.run_files.rounds(self.n_rounds), self.cpu, self.compile_config,
-            make_pool(self.cpu, self.measure_config), origin=self.origin, out=self.run_files.compiled, say=self.status,
-        )  # fmt: skip
+        if isinstance(self.measured_on, Replay):
+            raise ConfigError("--devices replay: nothing can be compiled, since winners are timed and checked again.")
+        runner = self.runner()
+        with self.alone():
+            compile.run(
+                self.model_files, self.families_file, self.run_files.rounds(self.n_rounds), self.compile_target,
+                self.compile_config, cast(Pool, runner), origin=self.origin, out=self.run_files.compiled,
+                say=self.status,
+            )  # fmt: skip
 
 
 class Report(FinalTask):
@@ -453,7 +493,7 @@ class Report(FinalTask):
         return files.report.read_text().rstrip().endswith(self.origin.inputs)
 
     def work(self) -> None:
-        title = f"{self.model_files.folder.name} on {self.cpu.name}, {self.run_files.folder.name}"
+        title = f"{self.model_files.folder.name} on {self.compile_target.name}, {self.run_files.folder.name}"
         files = self.run_files
         report.run(
             self.model_files, self.families_file, files.rounds(self.n_rounds), files.compiled, title,
@@ -482,11 +522,11 @@ class TuneModel(TunerTask):
     def complete(self) -> bool:
         try:
             self._finished = self.finished_rounds()
-            done = self.ended() != "" and self.clone(Report, rounds=self._finished).is_current()
+            done = self.ended() != "" and (self.replays or self.clone(Report, rounds=self._finished).is_current())
         except TunerError:
             return False  # `run` tells what is wrong
         if done and not self._started:
-            print(f"Nothing is left to do; the report is {self.run_files.report}")
+            print(f"Nothing is left to do; see {self.run_files.folder if self.replays else self.run_files.report}")
         return done
 
     def run(self) -> Iterator[luigi.Task]:
@@ -501,8 +541,17 @@ class TuneModel(TunerTask):
             for stage in (GenerateCandidates, MeasureCandidates, TrainFamilyModels):
                 yield self.clone(stage, round=self._finished)
         tell(f"tuning ended: {reason}")
+        if self.replays:
+            progress.end()
+            print(f"Nothing is compiled from replayed measurements; the tables are in {self.run_files.folder}")
+            return
         yield self.clone(CompileModel, rounds=self._finished)
         yield self.clone(Report, rounds=self._finished)
+
+    @property
+    def replays(self) -> bool:
+        """Whether nothing is measured, so that nothing can be compiled."""
+        return isinstance(self.measured_on, Replay)
 
     def ended(self) -> str:
         """Which limit is reached, or that nothing is left to improve; empty if the run goes on."""

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lib import host
+from lib import targets
 
-CPU = host.cpu_target()
+CPU = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(CPU.threads)  # TVM's default is half the cores
 
 import light

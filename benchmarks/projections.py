@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from lib import host
+from lib import targets
 
-CPU = host.cpu_target()
+CPU = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(CPU.threads)
 
 import numpy as np

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from lib import families, graph, host, workloads, zoo
+from lib import families, graph, targets, workloads, zoo
 from lib.source import Source
 from stages import extract
 
@@ -46,7 +46,7 @@ def look_at(model: str) -> Found:
     source = Source(model)
     module = extract.load(source).module if source.is_file else zoo.define(model)[0]
     imported = time.perf_counter()
-    subgraphs = [asdict(subgraph) for subgraph in workloads.extract(graph.fuse(module, host.cpu_target().tvm()))]
+    subgraphs = [asdict(subgraph) for subgraph in workloads.extract(graph.fuse(module, targets.cpu_target().tvm()))]
     fused = time.perf_counter()
     for row in subgraphs:
         del row["workload"]

@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from lib import host
+from lib import host, targets
 
-TARGET = host.cpu_target()
+TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)  # for stock's workers, too
 
 import pandas as pd
@@ -86,7 +86,7 @@ def ours(subgraph: Subgraph, trials: int, folder: Path) -> tuple[int, float]:
         while history.load(run.rounds(number)).n_trials < trials:
             past, files = run.rounds(number), run.round(number)
             generate.run(table, families, past, TARGET, config, SearchConfig(), seed=0, origin=origin, out=files)
-            measure.run(table, pool, device_lock=folder / "lock", origin=origin, out=files)
+            measure.run(table, pool, origin=origin, out=files)
             train.run(families, [*past, files], TrainConfig(), seed=0, origin=origin, out=files)
             number += 1
     finally:

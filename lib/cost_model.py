@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
+from lib import host
 from lib.errors import ConfigError, ContractError, MissingInput
 from lib.schemas import FEATURE_VERSION, N_FEATURES
 
@@ -29,8 +30,11 @@ class TrainConfig:
     min_samples: int = 16  # programs measured in a family before it gets a model
     max_samples: int = 6000  # programs a model is trained on: the latest ones
     slow_weight: float = 0.1  # weight of the slowest programs; the fastest of a workload weigh 1 more
+    device: str = "cpu"  # that trains: `cpu` or `cuda`
 
     def __post_init__(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise ConfigError(f"[train] device must be cpu or cuda, but got {self.device!r}.")
         if self.min_samples < 2 or self.max_samples < self.min_samples:
             raise ConfigError(f"[train] needs 2 <= min_samples <= max_samples, but got {self}.")
 
@@ -109,6 +113,7 @@ def train(features: Features, targets: np.ndarray, config: TrainConfig, seed: in
 
     parameters = {
         "tree_method": "hist",
+        "device": config.device,
         "max_depth": config.max_depth,
         "learning_rate": config.learning_rate,
         "min_child_weight": 0,
@@ -119,8 +124,15 @@ def train(features: Features, targets: np.ndarray, config: TrainConfig, seed: in
     }
     booster = xgb.train(parameters, xgb.DMatrix(rows), config.num_boost_round, obj=objective)
     booster.set_attr(features=FEATURE_VERSION)
-    booster.set_param({"nthread": 1})
+    booster.set_param({"nthread": 1, "device": "cpu"})
     return FamilyModel(booster)
+
+
+def without_cuda() -> str:
+    """Why XGBoost cannot train on a GPU here; empty if it can."""
+    if not xgb.build_info().get("USE_CUDA"):
+        return f"XGBoost {xgb.__version__} was built without CUDA"
+    return "" if host.gpus() else "nvidia-smi lists no GPU"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,9 @@ from pathlib import Path
 import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
-from tvm.relax.backend.cpu_generic import pipeline as cpu_passes
 from tvm.target import Target
 
-from lib import graph, search, workloads
+from lib import backends, graph, search, workloads
 
 
 def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: Path, *, pack: bool) -> None:
@@ -23,16 +22,18 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
         out: The library, which must end in `.so` and must not be loaded by this process.
     """
     module = schedule(module, traces)
+    lowering = backends.passes(target)
     # Not MetaScheduleApplyDatabase's lookup nor compile_relax: both miss silently when an attribute differs.
     passes = [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams()] if pack else []
     with target, tvm.transform.PassContext(opt_level=3):
         module = tvm.transform.Sequential([*passes, transform.DeadCodeElimination()])(module)
         lower = tvm.transform.Sequential(
             [
-                *cpu_passes.library_dispatch_passes(target),
+                *lowering.library_dispatch_passes(target),
                 transform.LegalizeOps(),
-                *cpu_passes.dataflow_lower_passes(target),
-                *cpu_passes.finalize_passes(target),
+                *backends.default_schedules(target),
+                *lowering.dataflow_lower_passes(target),
+                *lowering.finalize_passes(target),
             ]
         )
         relax.build(module, target=target, relax_pipeline=lower).export_library(str(out))

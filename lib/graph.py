@@ -7,11 +7,10 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import transform
-from tvm.relax.backend.cpu_generic import pipeline as cpu_passes
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
-from lib import concatenation, structure
+from lib import backends, concatenation, structure
 from lib.legalize import legalize_ops
 from lib.rewrite import value_of
 
@@ -73,7 +72,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         transform.DecomposeOpsForInference(ENTRY),
         transform.EliminateCommonSubexpr(),
         transform.CanonicalizeBindings(),
-        *cpu_passes.library_dispatch_passes(target),
+        *backends.passes(target).library_dispatch_passes(target),
     ]
     with target:
         module = concatenation.place_parts(tvm.transform.Sequential(passes)(module))

@@ -151,6 +151,7 @@ def _samples(files: RoundFiles, _current: tuple[str, ...]) -> RoundSamples:
     latency = {
         row["candidate_id"]: median(row["latencies"]) if row["status"] == "ok" else np.nan
         for row in measurements.select(["candidate_id", "status", "latencies"]).to_pylist()
+        if row["status"] != "miss"  # of which nothing is known, neither that it fails
     }
     measured = pa.array([candidate_id in latency for candidate_id in candidates["candidate_id"].to_pylist()])
     candidates = candidates.filter(measured).combine_chunks()

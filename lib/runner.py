@@ -1,8 +1,9 @@
 """Measuring, seen from outside: candidates in, one measurement for each out, whatever happens to them."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from lib.errors import ConfigError
 
@@ -16,6 +17,7 @@ class MeasureConfig:
     slow_factor: float = 2.5  # a candidate this much slower than its batch's best is timed once only
     build_timeout_s: float = 20.0
     run_timeout_s: float = 10.0  # all repeats together; begins when the device begins
+    device_patience_s: float = 120.0  # without any device before the run stops
     builds_ahead: int = 32  # programs compiled before they are timed; a crash costs the builds of one worker
     recycle_after: int = 2000  # builds of a worker before it is replaced: compilers leak
 
@@ -71,4 +73,39 @@ class Runner(Protocol):
     @property
     def clock(self) -> dict[str, float]:
         """Wall seconds of the last `run`, by kind: `build`, `run`, and `start` of processes."""
+        ...
+
+    def close(self) -> None:
+        """End what it started."""
+        ...
+
+
+class Process(Protocol):
+    """A process that answers requests of `lib.worker`."""
+
+    def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
+        """See `workers.Worker.ask`."""
+        ...
+
+
+class Pool(Runner, Protocol):
+    """A runner with devices, which can also settle who wins."""
+
+    def compare(
+        self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
+    ) -> tuple[list[list[float]], list[float]]:
+        """Time programs of one workload in turn, A B C A B C ..., with a baseline before and after.
+
+        Returns:
+            For each trace its `repeats` latencies in seconds, and the baseline's two; empty for what failed or
+            took too long.
+        """
+        ...
+
+    def check(self, workload: str, trace: str, timeout_s: float) -> float | None:
+        """Relative error of a program against the untuned one; None if it failed or took too long."""
+        ...
+
+    def models(self, limit_s: float) -> AbstractContextManager[Process]:
+        """A process that loads whole models on a device, which it has for itself, for so long at most."""
         ...

@@ -78,7 +78,7 @@ CANDIDATES = _schema(
     ],
 )  # fmt: skip
 
-STATUSES = ("ok", "build_error", "run_error", "timeout", "crash", "wrong_result")
+STATUSES = ("ok", "build_error", "run_error", "timeout", "crash", "wrong_result", "miss")
 
 MEASUREMENTS = _schema(
     "measurements",

@@ -20,7 +20,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 
-from lib import digests, features, workloads
+from lib import backends, digests, features, workloads
 from lib.errors import ConfigError
 
 EMPTY_TRACE = "[[], []]"
@@ -74,10 +74,10 @@ class Measured:
 def untuned(workload: tvm.IRModule, target: Target) -> Proposal:
     """The workload as TVM compiles it without a schedule."""
     context = ms.TuneContext(mod=workload, target=target, num_threads=1)
-    schedule = Schedule(workload, debug_mask="none")
+    schedule = Schedule(backends.scheduled(workload, target), debug_mask="none")
     return Proposal(
         EMPTY_TRACE,
-        workloads.program_hash(workload),
+        workloads.program_hash(schedule.mod),
         "untuned",
         None,
         features.extract(context, [schedule])[0],
@@ -135,6 +135,15 @@ def evolve(
 def digest_seed(*parts: object) -> int:
     """A seed for TVM, in [1, 2**31 - 1), from anything with a stable text."""
     return int(digests.of_text(*map(str, parts)), 16) % (2**31 - 2) + 1
+
+
+def program(workload: tvm.IRModule, trace: str, target: Target) -> tvm.IRModule:
+    """A workload under a trace; the empty trace stands for what TVM does untuned.
+
+    Raises:
+        Exception: Whatever TVM raises when a trace does not fit.
+    """
+    return backends.scheduled(workload, target) if trace == EMPTY_TRACE else apply(workload, trace).mod
 
 
 def apply(workload: tvm.IRModule, trace: str) -> Schedule:

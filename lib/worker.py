@@ -15,7 +15,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,11 @@ from tvm.target import Target
 
 from lib import intrinsics, search, structure, workloads
 from lib.numerics import random_values, relative_error
+from lib.place import Device, Here
 
 Reply = dict[str, Any]
+Param = tuple[tuple[int, ...], str, int]  # shape, dtype, and for indices the exclusive upper bound (else 0)
+Explain = Callable[[Exception], Reply]
 
 _LOOK_S = 0.002  # a candidate is not called slow on less than this
 
@@ -39,8 +43,8 @@ class Kernels:
         self._target = target
         self._device = tvm.cpu()
         self._workloads: dict[str, tvm.IRModule] = {}
-        self._built: dict[str, tuple[tvm.runtime.Module, list[Any]]] = {}
-        self._arguments: dict[tuple[Any, ...], tvm.runtime.Tensor] = {}  # of one workload, shared by candidates
+        self._built: dict[str, tuple[tvm.runtime.Module, list[Param]]] = {}
+        self._arguments: dict[tuple[int, Param], tvm.runtime.Tensor] = {}  # of one workload, shared by candidates
 
     def define(self, workload_id: str, workload: str) -> Reply:
         """Make a workload known; forgets what belongs to others."""
@@ -52,30 +56,20 @@ class Kernels:
         """Replay a trace and compile the program in this process; packing of weights is left out."""
         start = time.perf_counter()
         workload = self._workloads[workload_id]
-        scheduled = search.apply(workload, trace).mod
+        scheduled = search.program(workload, trace, self._target)
         # What MetaSchedule's default_build does: weights count as packed before.
         program = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(scheduled)
         self._built[candidate_id] = self._compile(program, structure.index_bounds(workload["main"]))
         return {"build_s": time.perf_counter() - start}
 
     def time(self, candidate_id: str, repeats: int, min_repeat_s: float, slow_above_s: float, number: int = 0) -> Reply:
-        """Time a built candidate: `repeats` means, each over at least about `min_repeat_s`.
-
-        Args:
-            slow_above_s: A candidate that looks slower than this is not timed further.
-            number: Runs in a repeat; 0 to find it from the first run.
-        """
+        """Time a built candidate; see `time_kernel`."""
         start = time.perf_counter()
-        kernel, arguments = self._built[candidate_id]
-        if not number:
-            first = self._evaluate(kernel, arguments, 1, 1)[0]
-            if slow_above_s < first < _LOOK_S:  # one run of a short kernel may be all waking up of threads
-                first = self._evaluate(kernel, arguments, math.ceil(_LOOK_S / first), 1)[0]
-            if first > slow_above_s:
-                return {"latencies": [first], "number": 1, "run_s": time.perf_counter() - start}
-            number = max(1, math.ceil(min_repeat_s / max(first, 1e-9)))
-        latencies = self._evaluate(kernel, arguments, number, repeats)
-        return {"latencies": latencies, "number": number, "run_s": time.perf_counter() - start}
+        kernel, params = self._built[candidate_id]
+        reply = time_kernel(
+            kernel, self._arguments_of(params), self._device, repeats, min_repeat_s, slow_above_s, number
+        )
+        return {**reply, "run_s": time.perf_counter() - start}
 
     def drop(self) -> Reply:
         """Forget what was built."""
@@ -90,57 +84,112 @@ class Kernels:
         workload = self._workloads[workload_id]
         bounds = structure.index_bounds(workload["main"])
         outputs = []
-        for program in (workload, search.apply(workload, trace).mod):
-            kernel, shared = self._compile(program, bounds)
-            arguments = [tvm.runtime.tensor(array.numpy()) for array in shared]
+        for program in (workload, search.program(workload, trace, self._target)):
+            kernel, params = self._compile(program, bounds)
+            arguments = [tvm.runtime.tensor(array.numpy()) for array in self._arguments_of(params)]
             kernel["main"](*arguments)
             outputs.append([argument.numpy() for argument in arguments])
         return {"max_error": max(relative_error(new, old) for old, new in zip(*outputs, strict=True))}
 
-    def _compile(self, program: tvm.IRModule, bounds: dict[int, int]) -> tuple[tvm.runtime.Module, list[Any]]:
+    def compile(self, workload_id: str, trace: str, library: str, pack: bool = False) -> Reply:
+        """Replay a trace and compile the program to a shared library, for another process to load.
+
+        Args:
+            pack: Leave the packing of weights in; else they count as packed before, as in `build`.
+
+        Returns:
+            `build_s`, and `params`, as `parameters` has them.
+        """
+        start = time.perf_counter()
+        workload = self._workloads[workload_id]
+        program = search.program(workload, trace, self._target)
+        if not pack:
+            program = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(program)
+        with self._target:  # nvcc looks there for the architecture
+            tvm.tirx.build(program, self._target).export_library(library)
+        bounds = structure.index_bounds(workload["main"])
+        return {"build_s": time.perf_counter() - start, "params": parameters(program, bounds)}
+
+    def _compile(self, program: tvm.IRModule, bounds: dict[int, int]) -> tuple[tvm.runtime.Module, list[Param]]:
         kernel = tvm.tirx.build(program, self._target)
         kernel.get_function("main")  # machine code is made here, not in the timing
-        params = [(tuple(int(e) for e in p.ty.shape), str(p.ty.dtype)) for p in program["main"].params]
-        return kernel, [self._argument(*param, bounds.get(n, 0), n) for n, param in enumerate(params)]
+        return kernel, parameters(program, bounds)
 
-    def _argument(self, shape: tuple[int, ...], dtype: str, bound: int, position: int) -> tvm.runtime.Tensor:
-        key = (shape, dtype, bound, position)
-        if key not in self._arguments:
-            self._arguments[key] = tvm.runtime.tensor(random_values(shape, dtype, bound, seed=position))
-        return self._arguments[key]
+    def _arguments_of(self, params: list[Param]) -> list[tvm.runtime.Tensor]:
+        for position, param in enumerate(params):
+            if (position, param) not in self._arguments:
+                self._arguments[position, param] = tvm.runtime.tensor(random_values(*param, seed=position))
+        return [self._arguments[key] for key in enumerate(params)]
 
-    def _evaluate(self, kernel: tvm.runtime.Module, arguments: list[Any], number: int, repeat: int) -> list[float]:
-        evaluate = kernel.time_evaluator("main", self._device, number=number, repeat=repeat)
-        return [float(second) for second in evaluate(*arguments).results]
+
+def parameters(program: tvm.IRModule, bounds: Mapping[int, int]) -> list[Param]:
+    """Shape, dtype and bound of each parameter of `main`; see `structure.index_bounds`."""
+    return [
+        (tuple(int(extent) for extent in param.ty.shape), str(param.ty.dtype), bounds.get(n, 0))
+        for n, param in enumerate(program["main"].params)
+    ]
+
+
+def time_kernel(
+    kernel: tvm.runtime.Module,
+    arguments: list[Any],
+    device: Any,
+    repeats: int,
+    min_repeat_s: float,
+    slow_above_s: float,
+    number: int = 0,
+) -> Reply:
+    """Time `main` of a module: `repeats` means, each over at least about `min_repeat_s`.
+
+    Args:
+        slow_above_s: A kernel that looks slower than this is not timed further.
+        number: Runs in a repeat; 0 to find it from the first run.
+    """
+
+    def evaluate(number: int, repeat: int) -> list[float]:
+        evaluator = kernel.time_evaluator("main", device, number=number, repeat=repeat)
+        return [float(second) for second in evaluator(*arguments).results]
+
+    if not number:
+        first = evaluate(1, 1)[0]
+        if slow_above_s < first < _LOOK_S:  # one run of a short kernel may be all waking up of threads
+            first = evaluate(math.ceil(_LOOK_S / first), 1)[0]
+        if first > slow_above_s:
+            return {"latencies": [first], "number": 1}
+        number = max(1, math.ceil(min_repeat_s / max(first, 1e-9)))
+    return {"latencies": evaluate(number, repeats), "number": number}
 
 
 class Libraries:
-    """Whole compiled models, loaded the way a user loads them."""
+    """Whole compiled models, loaded the way a user loads them, on a device."""
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, tuple[relax.VirtualMachine, list[Any]]] = {}
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._loaded: dict[str, relax.VirtualMachine] = {}
 
     def open(self, name: str, library: str, params: str, inputs: str) -> Reply:
         """Load a library with its parameters, and the inputs it will be run on (both .npz)."""
-        machine = relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cpu())
+        machine = relax.VirtualMachine(self._device.load(Path(library)), self._device.device)
         arrays = [*np.load(inputs).values(), *np.load(params).values()]
-        self._loaded[name] = (machine, [tvm.runtime.tensor(array) for array in arrays])
+        machine.set_input("main", *map(self._device.tensor, arrays))
+        self._loaded[name] = machine
         return {}
 
     def pack(self, library: str, weights: str, out: str) -> Reply:
         """Bring the weights (.npz, in parameter order) into the layouts that the tuned kernels read."""
-        machine = relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cpu())
-        packed = machine["main_transform_params"]([tvm.runtime.tensor(w) for w in np.load(weights).values()])
+        machine = relax.VirtualMachine(self._device.load(Path(library)), self._device.device)
+        packed = machine["main_transform_params"]([self._device.tensor(w) for w in np.load(weights).values()])
         np.savez(out, *flatten(packed))
         return {}
 
     def infer(self, name: str, out: str) -> Reply:
         """Run one inference and write its outputs, in order, to an .npz file; tells the seconds that it took."""
-        machine, arguments = self._loaded[name]
+        machine = self._loaded[name]
         started = time.perf_counter()
-        outputs = machine["main"](*arguments)
+        machine.invoke_stateful("main")
+        self._device.device.sync()
         seconds = time.perf_counter() - started
-        np.savez(out, *flatten(outputs))
+        np.savez(out, *flatten(machine.get_outputs("main")))
         return {"latency_s": seconds}
 
     def time(self, name: str, seconds: float) -> Reply:
@@ -148,11 +197,11 @@ class Libraries:
 
         Another model may have run before: the warm-up brings the weights and the threads back.
         """
-        machine, arguments = self._loaded[name]
+        machine = self._loaded[name]
 
         def evaluate(number: int, repeat: int) -> list[float]:
-            evaluator = machine.time_evaluator("main", tvm.cpu(), number=number, repeat=repeat)
-            return [float(second) for second in evaluator(*arguments).results]
+            evaluator = machine.time_evaluator("invoke_stateful", self._device.device, number=number, repeat=repeat)
+            return [float(second) for second in evaluator("main").results]
 
         [once] = evaluate(1, 1)
         if once > seconds:
@@ -170,41 +219,51 @@ def flatten(value: Any) -> list[np.ndarray]:
     return [array for item in value for array in flatten(item)]
 
 
-def main(descriptor: int, target_text: str) -> None:
-    """Answer requests until the parent closes the socket."""
-    _die_with_parent(os.getppid())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
-    target = Target(target_text)
-    intrinsics.load(kind=target.kind.name, triple=str(target.attrs.get("mtriple", "")))
-    kernels, libraries = Kernels(target), Libraries()
-    operations: dict[str, Callable[..., Reply]] = {
-        "define": kernels.define,
-        "build": kernels.build,
-        "time": kernels.time,
-        "drop": kernels.drop,
-        "check": kernels.check,
-        "open_library": libraries.open,
-        "pack": libraries.pack,
-        "infer": libraries.infer,
-        "time_library": libraries.time,
-    }
-    with (
-        socket.socket(fileno=descriptor) as connection,
-        connection.makefile("rw", encoding="utf-8") as stream,
-    ):
-        _send(stream, {"ready": True})
-        for line in stream:
+class Connection:
+    """The socket to the parent: requests come as JSON lines, replies go back so."""
+
+    def __init__(self, descriptor: int) -> None:
+        _die_with_parent(os.getppid())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
+        self._stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
+
+    def send(self, reply: Reply) -> None:
+        """Tell the parent something."""
+        self._stream.write(json.dumps(reply) + "\n")
+        self._stream.flush()
+
+    def serve(self, operations: Mapping[str, Callable[..., Reply]], explain: Explain = lambda _error: {}) -> None:
+        """Answer requests until the parent closes the socket; `explain` adds to the reply of one that failed."""
+        self.send({"ready": True})
+        for line in self._stream:
             request = json.loads(line)
             try:
                 reply = operations[request.pop("do")](**request)
             except Exception as error:  # a candidate's failure is an answer
-                reply = {"error": _first_lines(error)}
-            _send(stream, reply)
+                reply = {"error": _first_lines(error), **explain(error)}
+            self.send(reply)
 
 
-def _send(stream: Any, reply: Reply) -> None:
-    stream.write(json.dumps(reply) + "\n")
-    stream.flush()
+def main(descriptor: int, target_text: str) -> None:
+    """Answer requests until the parent closes the socket."""
+    connection = Connection(descriptor)
+    target = Target(target_text)
+    intrinsics.load(kind=target.kind.name, triple=str(target.attrs.get("mtriple", "")))
+    kernels, libraries = Kernels(target), Libraries(Here(target.kind.name))
+    connection.serve(
+        {
+            "define": kernels.define,
+            "build": kernels.build,
+            "time": kernels.time,
+            "drop": kernels.drop,
+            "check": kernels.check,
+            "compile": kernels.compile,
+            "open_library": libraries.open,
+            "pack": libraries.pack,
+            "infer": libraries.infer,
+            "time_library": libraries.time,
+        }
+    )
 
 
 def _first_lines(error: Exception) -> str:

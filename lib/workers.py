@@ -11,11 +11,11 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lib import host
+from lib import host, targets
 from lib.clock import Clock
 from lib.errors import DeviceError
 from lib.runner import Job, MeasureConfig, Measurement
@@ -39,16 +39,29 @@ class WorkerTimeout(Exception):
 class Worker:
     """One worker process, and the limits it cannot keep itself."""
 
-    def __init__(self, target: host.CpuTarget) -> None:
+    def __init__(
+        self,
+        target: targets.AnyTarget,
+        *arguments: str,
+        module: str = "lib.worker",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a process.
+
+        Args:
+            module: What it runs; gets the socket's descriptor, the target, and `arguments`.
+            environment: Added to this process's own.
+        """
         ours, theirs = socket.socketpair()
         self._socket, self._buffer = ours, bytearray()
         self._output = tempfile.TemporaryFile()  # what LLVM or a crashing kernel prints  # noqa: SIM115
         environment = {
             **os.environ,
+            **(environment or {}),
             "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
             "TVM_NUM_THREADS": str(target.threads),  # else TVM uses half the cores: measured is not deployed
         }
-        command = [sys.executable, "-m", "lib.worker", str(theirs.fileno()), target.text]
+        command = [sys.executable, "-m", module, str(theirs.fileno()), target.text, *arguments]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL,
             stdout=self._output, stderr=self._output, start_new_session=True,
@@ -140,6 +153,25 @@ class Worker:
         return WorkerDied(f"worker ended with {how}" + (f": {said[-1][:300]}" if said else ""), code)
 
 
+def start_all(make: Sequence[Callable[[], Worker]]) -> list[Worker]:
+    """Start workers side by side.
+
+    Raises:
+        DeviceError: One of them did not come up.
+    """
+    fresh = [start() for start in make]
+    for worker in fresh:
+        try:
+            worker.wait_until_ready()
+        except (WorkerDied, WorkerTimeout) as error:
+            for other in fresh:
+                other.kill()
+            raise DeviceError(
+                f"No worker process could be started: {error}. What was measured is kept; the same command continues."
+            ) from error
+    return fresh
+
+
 class LocalPool:
     """Runs candidates on this CPU.
 
@@ -147,7 +179,7 @@ class LocalPool:
     compile, each on one core; then one program after the other is timed on all cores.
     """
 
-    def __init__(self, target: host.CpuTarget, config: MeasureConfig) -> None:
+    def __init__(self, target: targets.AnyTarget, config: MeasureConfig) -> None:
         self._target, self._config = target, config
         self._workers: list[Worker] = []
         self._spared: Counter[str] = Counter()  # how often a candidate's worker was killed from outside
@@ -180,12 +212,7 @@ class LocalPool:
     def compare(
         self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
     ) -> tuple[list[list[float]], list[float]]:
-        """Time programs of one workload in turn, A B C A B C ..., with a baseline before and after.
-
-        Returns:
-            For each trace its `repeats` latencies in seconds, and the baseline's two; empty for what failed or
-            took too long.
-        """
+        """See `Pool.compare`."""
         before = self._in_turn(workload, [baseline], 1)[0]
         latencies = self._in_turn(workload, traces, repeats)
         after = self._in_turn(workload, [baseline], 1)[0] if before else []
@@ -221,7 +248,7 @@ class LocalPool:
         return latencies
 
     def check(self, workload: str, trace: str, timeout_s: float) -> float | None:
-        """Relative error of a program against the untuned one; None if it failed or took too long."""
+        """See `Pool.check`."""
         worker = self._healthy_workers()[0]
         try:
             worker.workload = ""
@@ -230,6 +257,16 @@ class LocalPool:
         except (WorkerDied, WorkerTimeout):
             return None
         return reply.get("max_error")
+
+    @contextlib.contextmanager
+    def models(self, _limit_s: float) -> Iterator[Worker]:
+        """See `Pool.models`: all other workers end, so that nothing runs beside it."""
+        self.close()
+        [worker] = start_all([lambda: Worker(self._target)])
+        try:
+            yield worker
+        finally:
+            worker.kill()
 
     def close(self) -> None:
         """End all workers."""
@@ -243,18 +280,8 @@ class LocalPool:
             if worker.builds >= self._config.recycle_after or not worker.alive():
                 worker.kill()
         self._workers = [worker for worker in self._workers if worker.alive()]
-        fresh = [Worker(self._target) for _ in range(self._target.threads - len(self._workers))]
-        for worker in fresh:
-            try:
-                worker.wait_until_ready()
-            except (WorkerDied, WorkerTimeout) as error:
-                for other in fresh:
-                    other.kill()
-                raise DeviceError(
-                    f"No worker process could be started: {error}. What was measured is kept; "
-                    "the same command continues."
-                ) from error
-        self._workers += fresh
+        missing = self._target.threads - len(self._workers)
+        self._workers += start_all([lambda: Worker(self._target)] * missing)
         return self._workers
 
     def _build_phase(

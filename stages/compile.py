@@ -12,19 +12,21 @@ import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import deploy, history, host, search, tables
+from lib import deploy, history, host, search, tables, targets
 from lib.clock import Clock
 from lib.errors import ConfigError, VerificationError
 from lib.history import History
 from lib.layout import CompiledFiles, ModelFiles, RoundFiles
 from lib.numerics import random_values, relative_error
+from lib.runner import Pool
 from lib.schemas import FAMILIES, RESULTS, SUBGRAPHS
 from lib.tables import Origin
-from lib.workers import LocalPool, Worker
+from lib.workers import WorkerDied, WorkerTimeout
 
 Say = Callable[[str], None]
 
 _TURN_S = 0.5  # for which a whole model is timed before the other one has its turn
+_OPERATIONS = 8  # that may take `timeout_s` each, before a device elsewhere ends the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ def run(
     model: ModelFiles,
     families: Path,
     past: Sequence[RoundFiles],
-    target: host.CpuTarget,
+    target: targets.AnyTarget,
     config: CompileConfig,
-    pool: LocalPool,
+    pool: Pool,
     *,
     origin: Origin,
     out: CompiledFiles,
@@ -91,7 +93,6 @@ def run(
         for n, subgraph in enumerate(subgraphs, start=1):
             say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
             choices.append(choose(subgraph, family_of.get(subgraph["subgraph_id"], ""), so_far, config, pool))
-    pool.close()  # whole models are measured alone, too
     module = tvm.ir.load_json(model.module.read_text())
     interface = deploy.interface(module)
     traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
@@ -104,7 +105,7 @@ def run(
             deploy.build(module, {}, target.tvm(), built.untuned, pack=False)
         with clock.spent("verify"):
             say("checking the model and timing it beside the untuned one")
-            facts = verify(built, interface, target, config)
+            facts = verify(built, interface, config, pool)
         if facts["shipped"] == "untuned":
             choices = [replace(c, candidate_id=None, note="the model as a whole was no faster") for c in choices]
         ship(built, str(facts["shipped"]), out)
@@ -132,9 +133,7 @@ def run(
     return out.manifest
 
 
-def choose(
-    subgraph: Mapping[str, Any], family_id: str, so_far: History, config: CompileConfig, pool: LocalPool
-) -> Choice:
+def choose(subgraph: Mapping[str, Any], family_id: str, so_far: History, config: CompileConfig, pool: Pool) -> Choice:
     """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run."""
     subgraph_id, workload = subgraph["subgraph_id"], subgraph["workload"]
     untuned = Choice(subgraph_id, family_id, None, None, None, None, subgraph["note"])
@@ -178,10 +177,8 @@ class Built:
         return (self.tuned, self.packed) if name == "tuned" else (self.untuned, self.weights)
 
 
-def verify(
-    built: Built, interface: Sequence[Mapping[str, Any]], target: host.CpuTarget, config: CompileConfig
-) -> dict[str, Any]:
-    """Run both models on equal inputs in a process of their own, compare their outputs, time them in turn.
+def verify(built: Built, interface: Sequence[Mapping[str, Any]], config: CompileConfig, pool: Pool) -> dict[str, Any]:
+    """Run both models on equal inputs on a device of their own, compare their outputs, time them in turn.
 
     Raises:
         VerificationError: They differ by more than the tolerance, or one of them does not run.
@@ -191,12 +188,13 @@ def verify(
         inputs,
         *[random_values(tuple(i["shape"]), i["dtype"], i["bound"], seed=n) for n, i in enumerate(interface)],
     )
-    worker = Worker(target)
-    try:
-        worker.wait_until_ready()
+    with pool.models(_OPERATIONS * config.timeout_s) as worker:
 
         def ask(**request: Any) -> dict[str, Any]:
-            reply = worker.ask(config.timeout_s, **request)
+            try:
+                reply = worker.ask(config.timeout_s, **request)
+            except (WorkerDied, WorkerTimeout) as error:
+                reply = {"error": str(error)}
             if "error" in reply:
                 raise VerificationError(f"The compiled model does not run ({request['do']}): {reply['error']}")
             return reply
@@ -216,8 +214,6 @@ def verify(
                 f"{config.tolerance:g} is allowed. Nothing was shipped; the measurements are kept."
             )
         latencies = _time_in_turn(ask, config, first_s["untuned"])
-    finally:
-        worker.kill()
     faster = median(latencies["tuned"]) < median(latencies["untuned"])
     return {"shipped": "tuned" if faster else "untuned", "max_error": error, "latencies_s": latencies}
 

@@ -11,14 +11,14 @@ from lib import graph, onnx_import, tables, torch_import, workloads, zoo
 from lib.clock import Clock
 from lib.errors import ModelError
 from lib.graph import Model
-from lib.host import CpuTarget
 from lib.layout import ModelFiles
 from lib.schemas import SUBGRAPHS
 from lib.source import Source, parse_shapes
 from lib.tables import Origin
+from lib.targets import AnyTarget
 
 
-def run(source: Source, target: CpuTarget, *, origin: Origin, out: ModelFiles) -> Path:
+def run(source: Source, target: AnyTarget, *, origin: Origin, out: ModelFiles) -> Path:
     """Import a model and cut it into subgraphs.
 
     Args:
@@ -55,7 +55,7 @@ def load(source: Source) -> Model:
     return zoo.load(source.model, batch=source.batch or 1, sequence=source.sequence or None, weights=weights)
 
 
-def partition(model: Model, target: CpuTarget) -> tuple[tvm.IRModule, list[workloads.Subgraph]]:
+def partition(model: Model, target: AnyTarget) -> tuple[tvm.IRModule, list[workloads.Subgraph]]:
     """The fused module, and its distinct subgraphs, those with most FLOP per inference first.
 
     Raises:

@@ -13,12 +13,12 @@ from lib.clock import Clock
 from lib.cost_model import FamilyModel
 from lib.errors import TunerError
 from lib.history import History
-from lib.host import CpuTarget
 from lib.layout import RoundFiles
 from lib.planning import Member, PlanConfig, PlanRow, plan_round
 from lib.schemas import CANDIDATES, FAMILIES, N_FEATURES, PLAN, SUBGRAPHS, TRAINING
 from lib.search import Measured, Proposal, SearchConfig
 from lib.tables import Origin
+from lib.targets import AnyTarget
 
 _FORESEE_CHOICE = 3  # family members that are looked at before one of them gets a foresee round
 _FORESEE_LOOK = 16  # programs sampled of each for that look
@@ -32,7 +32,7 @@ def run(
     subgraphs: Path,
     families: Path,
     past: Sequence[RoundFiles],
-    target: CpuTarget,
+    target: AnyTarget,
     plan_config: PlanConfig,
     search_config: SearchConfig,
     *,

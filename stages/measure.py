@@ -1,8 +1,6 @@
 """A round's candidates in, one measurement for each out; nothing that was measured is measured again."""
 
-import fcntl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +20,6 @@ def run(
     subgraphs: Path,
     runner: Runner,
     *,
-    device_lock: Path,
     origin: Origin,
     out: RoundFiles,
     watch: Watcher | None = None,
@@ -32,7 +29,6 @@ def run(
     Args:
         subgraphs: A SUBGRAPHS table, whose workloads the candidates' traces apply to.
         runner: Builds and times; a candidate's failure comes back as a row with a status.
-        device_lock: Held while measuring, so that two runs on one machine do not disturb each other.
         out: Has the CANDIDATES table, gets the MEASUREMENTS table. What is measured is in its journal at once,
             so a run that was interrupted goes on where it stood.
         watch: Told of each measurement, those of an interrupted run included.
@@ -45,15 +41,14 @@ def run(
     texts = tables.read(subgraphs, SUBGRAPHS).select(["subgraph_id", "workload"]).to_pylist()
     candidates = tables.read(out.candidates, CANDIDATES)
     jobs = jobs_of(candidates, {row["subgraph_id"]: row["workload"] for row in texts})
-    with _exclusive(device_lock):
-        done = _known(out)
-        with journal.appending(out.journal) as book:
-            for measurement in measure(jobs, done, runner):
-                if measurement.candidate_id not in done:
-                    book.add(measurement)
-                    done[measurement.candidate_id] = measurement
-                if watch:
-                    watch(measurement)
+    done = _known(out)
+    with journal.appending(out.journal) as book:
+        for measurement in measure(jobs, done, runner):
+            if measurement.candidate_id not in done:
+                book.add(measurement)
+                done[measurement.candidate_id] = measurement
+            if watch:
+                watch(measurement)
     for kind, seconds in runner.clock.items():
         clock.add(kind, seconds)
     order = {job.candidate_id: n for n, job in enumerate(jobs)}
@@ -91,12 +86,3 @@ def _set_aside(out: RoundFiles) -> None:
     if out.measurements.exists():
         name = f"measurements-{digests.of_file(out.measurements)[:8]}.parquet"
         out.measurements.replace(out.measurements.with_name(name))
-
-
-@contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    """Wait until no other run on this machine measures."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lib import host
+from lib import targets
 from lib.runner import MeasureConfig
 from lib.workers import LocalPool
 
@@ -12,12 +12,12 @@ QUICK = MeasureConfig(repeats=2, min_repeat_s=0.001, build_timeout_s=10, run_tim
 
 
 @pytest.fixture(scope="session")
-def cpu() -> host.CpuTarget:
-    return host.cpu_target()
+def cpu() -> targets.CpuTarget:
+    return targets.cpu_target()
 
 
 @pytest.fixture(scope="session")
-def pool(cpu: host.CpuTarget) -> Iterator[LocalPool]:
+def pool(cpu: targets.CpuTarget) -> Iterator[LocalPool]:
     pool = LocalPool(cpu, QUICK)
     yield pool
     pool.close()

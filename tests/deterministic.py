@@ -24,12 +24,12 @@ class Deterministic(LocalPool):
 
 
 @cache
-def make_pool(target: Any, config: Any) -> LocalPool:
+def make_runner(_where: Any, target: Any, config: Any) -> LocalPool:
     pool = Deterministic(target, config)
     pipeline.atexit.register(pool.close)
     return pool
 
 
 if __name__ == "__main__":
-    pipeline.make_pool = make_pool
+    pipeline.make_runner = make_runner
     luigi_run(["--module", "pipeline", *sys.argv[1:]])

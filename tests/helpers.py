@@ -29,6 +29,7 @@ population = 32
 generations = 1
 [measure]
 min_repeat_s = 0.001
+device_patience_s = 5
 [train]
 min_samples = 4
 [compile]
@@ -72,9 +73,24 @@ def _does_not_compile(a: T.Buffer((1,), "float32")) -> None:
         T.evaluate(T.tvm_storage_sync("shared"))  # what only a GPU has
 
 
+@T.prim_func(s_tir=True)
+def _takes_long_to_compile(a: T.Buffer((200000,), "float32")) -> None:
+    with T.sblock("root"):
+        for i in T.unroll(200000):
+            a[i] = a[i] * a[i] + T.float32(1)
+
+
+@T.prim_func(s_tir=True)
+def _needs_too_much(a: T.Buffer((1 << 50,), "float32")) -> None:
+    with T.sblock("root"):
+        a[0] = T.float32(0)
+
+
 SEGFAULTS = workloads.as_workload(_segfaults)
 LOOPS_FOR_EVER = workloads.as_workload(_loops_for_ever)
 DOES_NOT_COMPILE = workloads.as_workload(_does_not_compile)
+TAKES_LONG_TO_COMPILE = workloads.as_workload(_takes_long_to_compile)
+NEEDS_TOO_MUCH = workloads.as_workload(_needs_too_much)
 
 
 def job(name: str, workload: tvm.IRModule, trace: str = EMPTY_TRACE) -> Job:

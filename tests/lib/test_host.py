@@ -1,51 +1,30 @@
-import json
-
 import pytest
-from tvm.target import codegen
 
 from lib import host
-from lib.errors import TargetError
 
-
-def test_the_host_target_has_this_cpus_cores_and_full_vectors():
-    cpu = host.cpu_target()
-    parts = json.loads(cpu.text)
-
-    assert parts["num-cores"] == cpu.threads == host.physical_cores()
-    assert codegen.llvm_is_valid_cpu(parts["mcpu"], parts["mtriple"])
-    flags = " ".join(line for line in host._cpuinfo() if line.startswith("flags"))
-    assert cpu.vector_bits == (512 if " avx512f " in flags else cpu.vector_bits)
-
-
-def test_what_the_operating_system_lacks_is_not_used(monkeypatch):
-    monkeypatch.setattr(host, "_cpuinfo", lambda: ["flags\t\t: fpu avx avx2 fma f16c"])
-
-    cpu = host.cpu_target()
-
-    assert cpu.vector_bits == 256
-    assert not [f for f in codegen.llvm_get_cpu_features(cpu.tvm()) if str(f).startswith("avx512")]
+TWO = [["0", "GPU-a"], ["1", "GPU-b"]]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("llvm -mcpu=skylake", "neither `host` nor JSON"),
-        ('{"kind": "cuda", "arch": "sm_90"}', 'must have "kind": "llvm"'),
-        ('{"kind": "llvm", "mcpu": "pentium-99"}', "knows no CPU 'pentium-99'"),
-        ('{"kind": "llvm", "nonsense": 1}', "TVM refuses --target"),
-    ],
+    ("visible", "expected"),
+    [(None, ["GPU-a", "GPU-b"]), ("1", ["GPU-b"]), ("GPU-a", ["GPU-a"]), ("0, 1", ["GPU-a", "GPU-b"]), ("", [])],
 )
-def test_a_target_that_cannot_be_is_refused_with_the_reason(text, told):
-    with pytest.raises(TargetError, match=told):
-        host.cpu_target(text)
+def test_only_gpus_that_this_process_may_use_count(visible, expected, monkeypatch):
+    monkeypatch.setattr(host, "gpu_facts", lambda _columns: TWO)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert host.gpus() == expected
 
 
-def test_more_threads_than_cores_are_refused():
-    with pytest.raises(TargetError, match="--threads must be between 1 and the"):
-        host.cpu_target(threads=host.physical_cores() + 1)
+def test_a_machine_without_nvidias_tool_has_no_gpus(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+
+    assert host.gpus() == []
 
 
-def test_the_folders_name_tells_what_can_be_compared():
-    assert host.cpu_target('{"kind": "llvm", "mcpu": "skylake-avx512", "mtriple": "x86_64-linux-gnu"}', 1).name == (
-        "llvm-skylake-avx512-1t-512b"
-    )
+def test_cores_are_those_this_process_may_use(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
+
+    assert host.physical_cores() == 1

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from tvm import relax
 from tvm.relax import op
 
-from lib import concatenation, graph, host, onnx_import, structure, workloads, zoo
+from lib import concatenation, graph, onnx_import, structure, targets, workloads, zoo
 from tests.helpers import gather, matmul
 
 
@@ -193,7 +193,7 @@ def test_a_part_of_a_concatenation_is_placed(offset):
     assert structure.operators(placing) == ["place"]
 
 
-def test_a_transformers_operators_are_named(cpu: host.CpuTarget):
+def test_a_transformers_operators_are_named(cpu: targets.CpuTarget):
     found = cores(zoo.load("tiny_transformer"), cpu)
 
     assert found >= {"matmul", "batch_matmul", "softmax", "layer_norm", "gather", "data_movement"}

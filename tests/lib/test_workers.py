@@ -8,7 +8,7 @@ from lib import search
 from lib.errors import DeviceError
 from lib.workers import LocalPool, Worker
 from tests.conftest import QUICK
-from tests.helpers import DOES_NOT_COMPILE, LOOPS_FOR_EVER, SEGFAULTS, gather, job, matmul
+from tests.helpers import LOOPS_FOR_EVER, SEGFAULTS, job, matmul
 
 
 def statuses(measurements):
@@ -28,32 +28,6 @@ def test_a_good_candidate_has_latencies_and_times(pool, cpu):
     assert found.build_s > 0
     assert found.run_s > 0
     assert (found.error, found.threads) == (None, cpu.threads)
-
-
-@pytest.mark.parametrize(
-    ("workload", "status", "told"),
-    [
-        (SEGFAULTS, "crash", "while running: worker ended with signal SIGSEGV"),
-        (LOOPS_FOR_EVER, "timeout", "while running: killed for taking too long: 2 s"),
-        (DOES_NOT_COMPILE, "build_error", "InternalError: not implemented"),
-    ],
-)
-def test_each_failure_has_its_status_and_costs_one_candidate(pool, workload, status, told):
-    jobs = [job("before", matmul()), job("faulty", workload), job("after", matmul(n=8))]
-
-    found = {m.candidate_id: m for m in pool.run(jobs)}
-
-    assert statuses(found.values()) == {"before": "ok", "faulty": status, "after": "ok"}
-    assert told in found["faulty"].error
-    assert found["faulty"].latencies == []
-
-
-def test_a_trace_that_does_not_fit_is_a_build_error(pool, cpu):
-    [proposal] = search.sample(matmul(), cpu.tvm(), 1, known=set(), seed=0)
-
-    [found] = pool.run([job("foreign", gather(), proposal.trace)])
-
-    assert found.status == "build_error"
 
 
 def test_a_crash_does_not_lose_what_its_worker_had_built(pool, cpu):
@@ -76,12 +50,6 @@ def test_a_worker_killed_from_outside_is_replaced(pool):
     assert sorted(m.candidate_id for m in found if m.status == "ok") == ["second", "third"]
 
 
-def test_token_ids_are_valid_so_that_a_gather_runs(pool):
-    [found] = pool.run([job("gather", gather(rows=3))])
-
-    assert found.status == "ok"
-
-
 def test_a_clearly_slow_candidate_is_timed_once(cpu, pool):
     proposals = search.sample(matmul(64, 256, 256), cpu.tvm(), 4, known=set(), seed=0)
     jobs = [job(f"sampled {n}", matmul(64, 256, 256), p.trace) for n, p in enumerate(proposals)]
@@ -94,22 +62,6 @@ def test_a_clearly_slow_candidate_is_timed_once(cpu, pool):
     assert len(times["untuned"]) == (1 if times["untuned"][0] > QUICK.slow_factor * best else QUICK.repeats)
 
 
-def test_programs_are_compared_in_turn_with_the_baseline_before_and_after(pool, cpu):
-    traces = [p.trace for p in search.sample(matmul(), cpu.tvm(), 2, known=set(), seed=0)]
-    workload = job("", matmul()).workload
-
-    found, base = pool.compare(workload, traces, 3, baseline=search.EMPTY_TRACE)
-
-    assert [len(latencies) for latencies in found] == [3, 3]
-    assert len(base) == 2
-
-
-def test_a_right_program_checks_against_the_untuned_one(pool, cpu):
-    [proposal] = search.sample(matmul(), cpu.tvm(), 1, known=set(), seed=0)
-
-    assert pool.check(job("", matmul()).workload, proposal.trace, timeout_s=10) < 1e-5
-
-
 def test_a_baseline_that_takes_too_long_costs_the_others_nothing(pool, cpu):
     [proposal] = search.sample(matmul(), cpu.tvm(), 1, known=set(), seed=0)
     workload = job("", LOOPS_FOR_EVER).workload
@@ -118,20 +70,6 @@ def test_a_baseline_that_takes_too_long_costs_the_others_nothing(pool, cpu):
 
     assert (found, base) == ([], [])
     assert len(pool.compare(job("", matmul()).workload, [proposal.trace], 2, baseline=search.EMPTY_TRACE)[0][0]) == 2
-
-
-def test_one_program_that_fails_spoils_no_other(pool, cpu):
-    [proposal] = search.sample(matmul(), cpu.tvm(), 1, known=set(), seed=0)
-    workload = job("", matmul()).workload
-
-    found, base = pool.compare(workload, [proposal.trace, '[["nonsense"]]'], 2, baseline=search.EMPTY_TRACE)
-
-    assert [len(latencies) for latencies in found] == [2, 0]
-    assert len(base) == 2
-
-
-def test_a_check_that_crashes_says_nothing(pool):
-    assert pool.check(job("", SEGFAULTS).workload, search.EMPTY_TRACE, timeout_s=10) is None
 
 
 def test_closing_the_pool_ends_its_processes(cpu):

@@ -37,7 +37,7 @@ def started(tmp_path_factory, cpu, pool):
     cluster.run(model.subgraphs, "core-operator", origin=ORIGIN, out=families)
     first = run.round(0)
     generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, origin=ORIGIN, out=first)
-    measure.run(model.subgraphs, pool, device_lock=model.folder / "lock", origin=ORIGIN, out=first)
+    measure.run(model.subgraphs, pool, origin=ORIGIN, out=first)
     train.run(families, [first], TRAIN, seed=0, origin=ORIGIN, out=first)
     return Started(model, families, run)
 

@@ -71,7 +71,7 @@ def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime(tmp_path, c
     cluster.run(model.subgraphs, "single", origin=ORIGIN, out=families)
     first = run.round(0)
     generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, origin=ORIGIN, out=first)
-    measure.run(model.subgraphs, pool, device_lock=tmp_path / "lock", origin=ORIGIN, out=first)
+    measure.run(model.subgraphs, pool, origin=ORIGIN, out=first)
     train.run(families, [first], TRAIN, seed=0, origin=ORIGIN, out=first)
 
     compile.run(model, families, [first], cpu, QUICK, pool, origin=ORIGIN, out=run.compiled)

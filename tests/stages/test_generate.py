@@ -71,7 +71,7 @@ def test_another_seed_gives_other_candidates(started, second_round, cpu):
 
 def test_a_foresee_round_goes_to_another_member_of_the_family(started, second_round, cpu, pool):
     files = second_round.round(1)
-    measure.run(started.model.subgraphs, pool, device_lock=files.folder / "lock", origin=ORIGIN, out=files)
+    measure.run(started.model.subgraphs, pool, origin=ORIGIN, out=files)
     train.run(started.families, second_round.rounds(2), TRAIN, seed=0, origin=ORIGIN, out=files)
 
     again(started, second_round, cpu, second_round.rounds(2), second_round.round(2))

@@ -30,8 +30,7 @@ class Recorder:
 
 
 def run(started, files, runner, **options):
-    lock = files.folder / "lock"
-    return measure.run(started.model.subgraphs, runner, device_lock=lock, origin=ORIGIN, out=files, **options)
+    return measure.run(started.model.subgraphs, runner, origin=ORIGIN, out=files, **options)
 
 
 def test_every_candidate_has_one_row_in_their_order(started):

@@ -12,7 +12,7 @@ from tests.stages.conftest import ORIGIN, TRAIN
 @pytest.fixture
 def measured(started, second_round, pool):
     files = second_round.round(1)
-    measure.run(started.model.subgraphs, pool, device_lock=files.folder / "lock", origin=ORIGIN, out=files)
+    measure.run(started.model.subgraphs, pool, origin=ORIGIN, out=files)
     return second_round
 
 

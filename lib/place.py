@@ -1,0 +1,104 @@
+"""Where compiled programs run: a device of this machine, or one behind a TVM RPC tracker. Used in worker processes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tvm
+from tvm import rpc
+
+from lib import host
+from lib.rpc_server import CRASHED
+from lib.tracker import Tracker
+
+_TIMED_OUT = "RPCSessionTimeoutError"  # TVM's servers begin so what they say of a session that was too long
+_LOST = (
+    "kShutdown",
+    "RPCCode::kReturn",
+    "Connection reset",
+    "Broken pipe",
+    "Connect to",
+    "Cannot connect",
+    "socket",
+    "Socket",
+)
+
+
+class Device(Protocol):
+    """A device while it is ours."""
+
+    device: Any  # tvm.runtime.Device
+    name: str  # for people, and for MEASUREMENTS
+
+    def load(self, library: Path) -> Any:
+        """Load a shared library that was compiled for it."""
+        ...
+
+    def tensor(self, array: np.ndarray) -> tvm.runtime.Tensor:
+        """Copy an array to it."""
+        return tvm.runtime.tensor(array, self.device)
+
+
+class Place(Protocol):
+    """What a worker can have of devices, one at a time."""
+
+    def session(self, limit_s: float) -> Any:
+        """A context in which the device is ours, for so long at most; waits for it before."""
+        ...
+
+
+class Here(Device):
+    """The CPU of this machine, or the first GPU that CUDA shows to this process."""
+
+    def __init__(self, kind: str, on_grant: Callable[[], None] = lambda: None) -> None:
+        self._on_grant = on_grant
+        self.device = tvm.cpu() if kind == "llvm" else tvm.device(kind, 0)
+        self.name = host.cpu_name() if kind == "llvm" else str(self.device.device_name)
+
+    def load(self, library: Path) -> Any:
+        return tvm.runtime.load_module(str(library))
+
+    @contextmanager
+    def session(self, limit_s: float) -> Iterator[Device]:
+        """The limit is kept by whoever started this process."""
+        self._on_grant()
+        yield self
+
+
+class There:
+    """Servers behind a tracker; which of them is ours is the tracker's choice, anew for each session."""
+
+    def __init__(self, tracker: Tracker, key: str, kind: str, on_grant: Callable[[], None]) -> None:
+        self._tracker, self._key, self._kind, self._on_grant = tracker, key, kind, on_grant
+
+    @contextmanager
+    def session(self, limit_s: float) -> Iterator[Device]:
+        """Its server ends a session that takes longer."""
+        grant = self._tracker.request(self._key)
+        self._on_grant()
+        session = rpc.connect(grant.host, grant.port, grant.match_key, limit_s)
+        yield _Remote(session, self._kind, f"{self._key} at {grant.host}:{grant.port}")
+
+
+class _Remote(Device):
+    def __init__(self, session: Any, kind: str, name: str) -> None:
+        self._session, self.name = session, name
+        self.device = session.cpu() if kind == "llvm" else session.device(kind, 0)
+
+    def load(self, library: Path) -> Any:
+        self._session.upload(str(library))
+        return self._session.load_module(library.name)
+
+
+def explain(error: Exception) -> dict[str, Any]:
+    """What an error of a session says of a candidate: its status, or `lost` if the device failed, not the candidate."""
+    text = str(error)
+    for sign, status in ((_TIMED_OUT, "timeout"), (CRASHED, "crash")):
+        told = next((line[line.index(sign) :].strip() for line in text.splitlines() if sign in line), "")
+        if told:
+            return {"status": "lost" if "SIGKILL" in told else status, "error": told}  # SIGKILL comes from outside
+    if any(sign in text for sign in _LOST):
+        return {"status": "lost", "error": f"the connection to the device broke: {text.strip().splitlines()[-1]}"}
+    return {"status": "run_error"}

@@ -1,0 +1,94 @@
+"""CUDA without a GPU: programs are searched, compiled and exported; running them is for `tests/gpu`."""
+
+import shutil
+
+import pytest
+import tvm
+import tvm_ffi
+from tvm.support import nvcc
+
+from lib import backends, deploy, devices, graph, host, pools, search, targets, workloads, zoo
+from lib.errors import DeviceError
+from lib.search import EMPTY_TRACE
+from lib.workers import Worker, start_all
+from tests.conftest import QUICK
+from tests.helpers import job, matmul
+
+H100 = "nvidia/nvidia-h100"
+
+
+@pytest.fixture(scope="module")
+def h100():
+    return targets.target(H100).tvm()
+
+
+def source(module: tvm.IRModule, target: tvm.target.Target) -> str:
+    """CUDA C++ of a scheduled module."""
+    with target:
+        return str(tvm.tirx.build(module, target).imports[0].inspect_source())
+
+
+def test_a_cpu_needs_no_default_schedule(cpu):
+    workload = matmul()
+
+    assert tvm_ffi.structural_equal(backends.scheduled(workload, cpu.tvm()), workload)
+
+
+def test_an_untuned_program_of_a_gpu_has_threads(h100):
+    assert "__global__" in source(search.program(matmul(128, 128, 128), EMPTY_TRACE, h100), h100)
+
+
+def test_candidates_for_a_gpu_are_sampled_with_features_and_lower_to_cuda(h100):
+    workload = matmul(128, 128, 128)
+
+    found = [search.untuned(workload, h100), *search.sample(workload, h100, 3, known=set(), seed=0)]
+
+    assert len({proposal.program for proposal in found}) == 4
+    assert all(proposal.features.shape[1] == 164 and len(proposal.features) for proposal in found)
+    assert all("__global__" in source(search.program(workload, p.trace, h100), h100) for p in found)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_candidates_for_a_gpu_compile_to_machine_code(h100):
+    [proposal] = search.sample(matmul(128, 128, 128), h100, 1, known=set(), seed=0)
+    text = source(search.program(matmul(128, 128, 128), proposal.trace, h100), h100)
+
+    with h100:
+        assert nvcc.compile_cuda(text, target_format="cubin", compiler="nvcc")[:4] == b"\x7fELF"
+
+
+def test_a_compiler_process_writes_a_library_for_a_gpu(tmp_path):
+    target = targets.target(H100)
+    [proposal] = search.sample(matmul(128, 128, 128), target.tvm(), 1, known=set(), seed=0)
+    [worker] = start_all([lambda: Worker(target, environment={"TVM_CUDA_COMPILE_MODE": "nvcc"})])
+    try:
+        worker.ask(20, do="define", workload_id="w", workload=tvm.ir.save_json(matmul(128, 128, 128)))
+        library = tmp_path / "library.so"
+        reply = worker.ask(60, do="compile", workload_id="w", trace=proposal.trace, library=str(library))
+    finally:
+        worker.kill()
+
+    assert reply["params"] == [[[128, 128], "float32", 0]] * 3
+    assert library.stat().st_size > 0
+
+
+@pytest.mark.skipif(bool(host.gpus()), reason="there is a GPU")
+def test_without_a_gpu_measuring_says_what_is_missing():
+    target = targets.target(H100)
+    pool = pools.open_runner(devices.parse("local"), target, QUICK)
+
+    with pytest.raises(DeviceError, match="No GPU is there"):
+        list(pool.run([job("candidate", matmul())]))
+    pool.close()
+
+
+def test_a_whole_model_compiles_for_a_gpu_with_a_trace_and_without(h100, tmp_path):
+    module = graph.fuse(zoo.load("tiny_cnn").module, h100)
+    subgraphs = [subgraph for subgraph in workloads.extract(module) if subgraph.tunable]
+    [proposal] = search.sample(workloads.load(subgraphs[0].workload), h100, 1, known=set(), seed=0)
+
+    deploy.build(module, {subgraphs[0].name: proposal.trace}, h100, tmp_path / "tuned.so", pack=True)
+    deploy.build(module, {}, h100, tmp_path / "untuned.so", pack=False)
+
+    assert (tmp_path / "tuned.so").stat().st_size > 0
+    assert (tmp_path / "untuned.so").stat().st_size > 0

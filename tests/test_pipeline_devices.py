@@ -1,0 +1,111 @@
+"""Whole runs on other devices than this CPU, and several runs at once; started as a user starts them."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lib import tables
+from lib.layout import RunFiles
+from lib.schemas import CANDIDATES, MEASUREMENTS
+from tests.farm import Farm
+from tests.helpers import ROOT, environment, luigi, luigi_command
+
+TUNE = ("TuneModel", "--model", "tiny_cnn", "--trials", "40", "--threads", "1")
+
+
+def run_of(tmp_path: Path) -> RunFiles:
+    [folder] = (tmp_path / "artifacts").glob("*/tiny_cnn/runs/*")
+    return RunFiles(folder)
+
+
+def rows(run: RunFiles, number: int) -> list[dict]:
+    return tables.read(run.round(number).measurements, MEASUREMENTS).to_pylist()
+
+
+@pytest.fixture(scope="module")
+def tuned_over_rpc(tmp_path_factory):
+    folder, farm = tmp_path_factory.mktemp("rpc"), Farm(servers=2)
+    done = luigi(folder, *TUNE, "--devices", farm.address)
+    farm.close()
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_a_model_is_tuned_compiled_and_verified_over_rpc(tuned_over_rpc):
+    folder, done = tuned_over_rpc
+    run = run_of(folder)
+    manifest = json.loads(run.compiled.manifest.read_text())
+
+    assert "speed-up" in done.stdout
+    assert {row["status"] for row in rows(run, 0)} == {"ok"}
+    assert {row["device"].rpartition(":")[0] for row in rows(run, 0)} == {"test at 127.0.0.1"}
+    assert manifest["n_trials"] >= 40
+    assert manifest["max_error"] < 1e-4
+    assert set(manifest["latencies_s"]) == {"tuned", "untuned"}
+
+
+def test_a_replay_of_a_run_searches_the_same_candidates_and_measures_nothing(tuned_over_rpc, tmp_path):
+    recorded, _ = tuned_over_rpc
+
+    done = luigi(tmp_path, *TUNE, "--devices", f"replay:{recorded / 'artifacts'}")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Nothing is compiled from replayed measurements")
+    before, after = run_of(recorded), run_of(tmp_path)
+    numbers = range(len(list((before.folder / "rounds").iterdir())))
+    for number in numbers:
+        assert rows(after, number) == rows(before, number)
+        candidates = [tables.read(run.round(number).candidates, CANDIDATES) for run in (before, after)]
+        assert candidates[0].equals(candidates[1])
+    again = luigi(tmp_path, *TUNE, "--devices", f"replay:{recorded / 'artifacts'}")
+    assert again.stdout.startswith("Nothing is left to do; see ")
+
+
+def test_other_candidates_than_those_recorded_are_misses_and_no_failures_to_learn_from(tuned_over_rpc, tmp_path):
+    recorded, _ = tuned_over_rpc
+
+    done = luigi(tmp_path, *TUNE, "--seed", "7", "--devices", f"replay:{recorded / 'artifacts'}")
+
+    assert done.returncode == 0, done.stderr
+    statuses = [row["status"] for row in rows(run_of(tmp_path), 0)]
+    assert statuses.count("miss") > 0
+    assert statuses.count("ok") > 0  # the untuned program of each subgraph
+
+
+@pytest.mark.parametrize(
+    ("devices", "told"),
+    [
+        ("gpu", "--devices must be `local`"),
+        ("replay:/nowhere", "there is no folder /nowhere"),
+        ("rpc://127.0.0.1:1/key", "The tracker 127.0.0.1:1 does not answer"),
+    ],
+)
+def test_devices_that_are_not_there_end_the_run_with_a_message(devices, told, tmp_path):
+    done = luigi(tmp_path, *TUNE, "--devices", devices)
+
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_two_runs_of_one_command_share_the_work(tmp_path):
+    processes = [
+        subprocess.Popen(
+            luigi_command(*TUNE), cwd=ROOT, env=environment(tmp_path), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    told = [process.communicate(timeout=300) for process in processes]
+
+    assert [process.returncode for process in processes] == [0, 0], told
+    run = run_of(tmp_path)
+    found = [
+        row["candidate_id"]
+        for number in range(len(list((run.folder / "rounds").iterdir())))
+        for row in rows(run, number)
+    ]
+    assert len(found) == len(set(found))
+    assert json.loads(run.compiled.manifest.read_text())["n_trials"] == len(found)
