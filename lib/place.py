@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,8 +30,15 @@ _LOST = (
 class Device(Protocol):
     """A device while it is ours."""
 
-    device: Any  # tvm.runtime.Device
-    name: str  # for people, and for MEASUREMENTS
+    @property
+    def device(self) -> Any:
+        """Its `tvm.runtime.Device`."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """For people, and for MEASUREMENTS."""
+        ...
 
     def load(self, library: Path) -> Any:
         """Load a shared library that was compiled for it."""
@@ -53,9 +61,16 @@ class Here(Device):
     """The CPU of this machine, or the first GPU that CUDA shows to this process."""
 
     def __init__(self, kind: str, on_grant: Callable[[], None] = lambda: None) -> None:
-        self._on_grant = on_grant
-        self.device = tvm.cpu() if kind == "llvm" else tvm.device(kind, 0)
-        self.name = host.cpu_name() if kind == "llvm" else str(self.device.device_name)
+        self._kind, self._on_grant = kind, on_grant
+
+    @cached_property
+    def device(self) -> Any:
+        """Looked up when it is needed: a process that only compiles for a GPU may have none."""
+        return tvm.cpu() if self._kind == "llvm" else tvm.device(self._kind, 0)
+
+    @property
+    def name(self) -> str:
+        return host.cpu_name() if self._kind == "llvm" else str(self.device.device_name)
 
     def load(self, library: Path) -> Any:
         return tvm.runtime.load_module(str(library))
@@ -84,8 +99,16 @@ class There:
 
 class _Remote(Device):
     def __init__(self, session: Any, kind: str, name: str) -> None:
-        self._session, self.name = session, name
-        self.device = session.cpu() if kind == "llvm" else session.device(kind, 0)
+        self._session, self._name = session, name
+        self._device = session.cpu() if kind == "llvm" else session.device(kind, 0)
+
+    @property
+    def device(self) -> Any:
+        return self._device
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     def load(self, library: Path) -> Any:
         self._session.upload(str(library))
