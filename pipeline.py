@@ -109,6 +109,9 @@ class TunerTask(luigi.Task):
         default="local", description="where to measure: `local`, `rpc://HOST:PORT/KEY`, or `replay:FOLDER`"
     )
 
+    # A central scheduler gives up a task that another process runs, where locks wait and then see what is done.
+    session: str = luigi.Parameter(default=SESSION, description="tells the tasks of one process from those of others")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         try:
@@ -499,6 +502,14 @@ class Report(FinalTask):
             self.model_files, self.families_file, files.rounds(self.n_rounds), files.compiled, title,
             origin=self.origin, out=files.report, curve=files.curve, treemap=files.treemap,
         )  # fmt: skip
+
+    def run(self) -> None:
+        super().run()
+        self.show()
+
+    def show(self) -> None:
+        """Print it, also if another run of the same command wrote it."""
+        files = self.run_files
         progress.end()
         print(files.report.read_text())
         print(f"library, parameters and manifest: {files.compiled.folder}")

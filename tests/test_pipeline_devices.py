@@ -1,7 +1,9 @@
 """Whole runs on other devices than this CPU, and several runs at once; started as a user starts them."""
 
 import json
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from lib import tables
 from lib.layout import RunFiles
 from lib.schemas import CANDIDATES, MEASUREMENTS
-from tests.farm import Farm
+from tests.farm import Farm, until
 from tests.helpers import ROOT, environment, luigi, luigi_command
 
 TUNE = ("TuneModel", "--model", "tiny_cnn", "--trials", "40", "--threads", "1")
@@ -101,6 +103,7 @@ def test_two_runs_of_one_command_share_the_work(tmp_path):
     told = [process.communicate(timeout=300) for process in processes]
 
     assert [process.returncode for process in processes] == [0, 0], told
+    assert all("speed-up" in out for out, _ in told)
     run = run_of(tmp_path)
     found = [
         row["candidate_id"]
@@ -109,3 +112,42 @@ def test_two_runs_of_one_command_share_the_work(tmp_path):
     ]
     assert len(found) == len(set(found))
     assert json.loads(run.compiled.manifest.read_text())["n_trials"] == len(found)
+
+
+@pytest.fixture
+def luigid(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", "from luigi.cmdline import luigid; luigid()", "--address", "127.0.0.1",
+               "--port", str(port), "--state-path", str(tmp_path / "state")]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: _answers(port))
+    yield port
+    process.kill()
+    process.wait()
+
+
+def _answers(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_workers_of_a_central_scheduler_share_one_store(tmp_path, luigid):
+    surroundings = environment(tmp_path)
+    with Path(surroundings["LUIGI_CONFIG_PATH"]).open("a") as config:
+        config.write(f"[core]\nlocal_scheduler = false\ndefault_scheduler_port = {luigid}\n")
+    other = [*TUNE[:2], "tiny_transformer", *TUNE[3:]]
+    processes = [
+        subprocess.Popen(
+            luigi_command(*command), cwd=ROOT, env=surroundings, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for command in (TUNE, TUNE, other)
+    ]  # fmt: skip
+    told = [process.communicate(timeout=400) for process in processes]
+
+    assert [process.returncode for process in processes] == [0, 0, 0], told
+    for model in ("tiny_cnn", "tiny_transformer"):
+        [manifest] = (tmp_path / "artifacts").glob(f"*/{model}/runs/*/compiled/manifest.json")
+        assert json.loads(manifest.read_text())["max_error"] < 1e-4
