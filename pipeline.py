@@ -537,7 +537,8 @@ class TuneModel(TunerTask):
         except TunerError:
             return False  # `run` tells what is wrong
         if done and not self._started:
-            print(f"Nothing is left to do; see {self.run_files.folder if self.replays else self.run_files.report}")
+            kept = f"tables are in {self.run_files.folder}" if self.replays else f"report is {self.run_files.report}"
+            print(f"Nothing is left to do; the {kept}")
         return done
 
     def run(self) -> Iterator[luigi.Task]:

@@ -62,7 +62,7 @@ def test_a_replay_of_a_run_searches_the_same_candidates_and_measures_nothing(tun
         candidates = [tables.read(run.round(number).candidates, CANDIDATES) for run in (before, after)]
         assert candidates[0].equals(candidates[1])
     again = luigi(tmp_path, *TUNE, "--devices", f"replay:{recorded / 'artifacts'}")
-    assert again.stdout.startswith("Nothing is left to do; see ")
+    assert again.stdout.startswith("Nothing is left to do; the tables are in ")
 
 
 def test_other_candidates_than_those_recorded_are_misses_and_no_failures_to_learn_from(tuned_over_rpc, tmp_path):
