@@ -415,7 +415,7 @@ class TrainFamilyModels(RoundTask):
         self.status("training")
         config = self.train_config
         if config.device == "cuda" and (reason := cost_model.without_cuda()):
-            tell(f"[train] device = cuda: {reason}; cost models train on the CPU")
+            warn(f"[train] device = cuda: {reason}, so cost models train on the CPU")
             config = replace(config, device="cpu")
         past = self.run_files.rounds(self.round + 1)
         train.run(self.families_file, past, config, seed=self.seed, origin=self.origin, out=self.files)
@@ -623,6 +623,13 @@ class TuneModel(TunerTask):
 def tell(text: str) -> None:
     """Print something for whoever watches, once."""
     progress.note(text)
+
+
+@cache
+def warn(text: str) -> None:
+    """Print what the user asked for and does not get, once."""
+    progress.end()
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def is_asked_for(task: luigi.Task) -> bool:

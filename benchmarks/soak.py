@@ -19,7 +19,7 @@ from statistics import median
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ["TMPDIR"] = tempfile.mkdtemp()  # so that what is left there is ours; before any import reads it
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp()  # so that what is left there is ours
 
 import pandas as pd
 import psutil

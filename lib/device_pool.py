@@ -276,9 +276,11 @@ class DevicePool:
         self.close()
         driver = self._a_driver()
         try:
-            begun = self._begin(driver, do="begin", limit_s=limit_s)
-            if "error" in begun or "error" in driver.receive(_GRACE_S):
-                raise DeviceError(f"A device was given, but cannot be used: {begun}")
+            reply = self._begin(driver, do="begin", limit_s=limit_s)
+            if "begun" in reply:
+                reply = self._hear(driver, self._config.build_timeout_s)
+            if "error" in reply:
+                raise DeviceError(f"A device was given, but cannot be used: {reply['error']}")
             yield driver
         finally:
             self.close()
@@ -345,6 +347,8 @@ class DevicePool:
         except WorkerDied as error:
             outside = self._fleet.keeps_limits or error.code == -signal.SIGKILL
             return {"status": "lost" if outside else "crash", "error": str(error)}
+        if reply.get("status") == "unfit":
+            raise DeviceError(reply["error"])
         if "error" in reply and not self._fleet.keeps_limits:
             driver.kill()  # an illegal access leaves CUDA unusable for the rest of the process
         return reply

@@ -105,11 +105,11 @@ def _inputs(params: list[Param]) -> list[np.ndarray]:
 
 def main(descriptor: int, target_text: str, where: str) -> None:
     """Answer requests until the parent closes the socket."""
-    kind = str(Target(target_text).kind.name)
+    target = Target(target_text)
     connection = worker.Connection(descriptor)
     begun: Callable[[], None] = lambda: connection.send({"begun": True})  # noqa: E731
-    somewhere: Place = _place(where, kind, begun)
-    programs, models = Programs(somewhere), Models(somewhere, kind)
+    somewhere: Place = _place(where, target, begun)
+    programs, models = Programs(somewhere), Models(somewhere, str(target.kind.name))
     connection.serve(
         {
             "measure": programs.measure,
@@ -125,12 +125,12 @@ def main(descriptor: int, target_text: str, where: str) -> None:
     )
 
 
-def _place(where: str, kind: str, begun: Callable[[], None]) -> Place:
+def _place(where: str, target: Target, begun: Callable[[], None]) -> Place:
     if not where:
-        return Here(kind, begun)
+        return Here(str(target.kind.name), begun)
     address, _, key = where.partition("/")
     host, _, port = address.rpartition(":")
-    return There(Tracker(host, int(port)), key, kind, begun)
+    return There(Tracker(host, int(port)), key, target, begun)
 
 
 if __name__ == "__main__":

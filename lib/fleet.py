@@ -66,12 +66,12 @@ class RpcFleet:
                 f"No server is registered under {self.key!r} at the tracker {self.tracker}. Start one on the device: "
                 f"`python -m lib.rpc_server --tracker {self.tracker} --key {self.key}`."
             )
-        addresses = ", ".join(f"{host}:{port}" for host, port in found)
+        addresses = ", ".join(f"{name}:{port}" for name, port in found)
         return f"None of the servers under {self.key!r} becomes free: {addresses}. Restart those that hang."
 
     def shares_cpu(self) -> bool:
-        """Servers on this host, whose CPU is measured."""
-        return any(host in _own_addresses() for host, _ in self._servers())
+        """Servers on this host, whose CPU is measured; or behind a tunnel, which looks like it."""
+        return self.target.kind == "llvm" and any(name in _own_addresses() for name, _ in self._servers())
 
     def _servers(self) -> list[tuple[str, int]]:
         try:

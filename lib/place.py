@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import tvm
 from tvm import rpc
+from tvm.target import Target
 
 from lib import host
 from lib.rpc_server import CRASHED
@@ -57,6 +58,10 @@ class Place(Protocol):
         ...
 
 
+class Unfit(Exception):
+    """A device is not what the target says."""
+
+
 class Here(Device):
     """The CPU of this machine, or the first GPU that CUDA shows to this process."""
 
@@ -85,16 +90,29 @@ class Here(Device):
 class There:
     """Servers behind a tracker; which of them is ours is the tracker's choice, anew for each session."""
 
-    def __init__(self, tracker: Tracker, key: str, kind: str, on_grant: Callable[[], None]) -> None:
-        self._tracker, self._key, self._kind, self._on_grant = tracker, key, kind, on_grant
+    def __init__(self, tracker: Tracker, key: str, target: Target, on_grant: Callable[[], None]) -> None:
+        self._tracker, self._key, self._on_grant = tracker, key, on_grant
+        self._kind = str(target.kind.name)
+        self._threads = int(target.attrs.get("num-cores", 0))  # of a CPU
 
     @contextmanager
     def session(self, limit_s: float) -> Iterator[Device]:
-        """Its server ends a session that takes longer."""
+        """Its server ends a session that takes longer.
+
+        Raises:
+            Unfit: What is measured there is not what is deployed.
+        """
         grant = self._tracker.request(self._key)
         self._on_grant()
         session = rpc.connect(grant.host, grant.port, grant.match_key, limit_s)
-        yield _Remote(session, self._kind, f"{self._key} at {grant.host}:{grant.port}")
+        name = f"{self._key} at {grant.host}:{grant.port}"
+        found = int(session.get_function("runtime.NumThreads")()) if self._threads else 0
+        if found != self._threads:
+            raise Unfit(
+                f"The server {name} runs kernels on {found} threads, but the target has {self._threads}. Start it with "
+                f"`--threads {self._threads}`, or tune with `--threads {found}`."
+            )
+        yield _Remote(session, self._kind, name)
 
 
 class _Remote(Device):
@@ -117,6 +135,8 @@ class _Remote(Device):
 
 def explain(error: Exception) -> dict[str, Any]:
     """What an error of a session says of a candidate: its status, or `lost` if the device failed, not the candidate."""
+    if isinstance(error, Unfit):
+        return {"status": "unfit", "error": str(error)}
     text = str(error)
     for sign, status in ((_TIMED_OUT, "timeout"), (CRASHED, "crash")):
         told = next((line[line.index(sign) :].strip() for line in text.splitlines() if sign in line), "")

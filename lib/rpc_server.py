@@ -15,6 +15,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -87,8 +88,16 @@ def _serve(options: argparse.Namespace, tracker: tuple[str, int]) -> None:
             except (OSError, RuntimeError):
                 time.sleep(1)
 
-    connect = base.connect_with_retry
-    server._serve_loop, server._serving, base.connect_with_retry = serve_session, survive_session, connect_at_last
+    def receive_at_once(sock: Any, size: int) -> bytes:
+        """TVM writes messages in small pieces, each of which waits for our ack of the one before: 40 ms."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_QUICKACK"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return bytes(receive(sock, size))
+
+    connect, receive = base.connect_with_retry, base.recvall
+    server._serve_loop, server._serving = serve_session, survive_session
+    base.connect_with_retry, base.recvall = connect_at_last, receive_at_once
     state = server.PopenRPCServerState(
         options.host, options.port, options.port + _PORTS, tracker_addr=tracker, key=options.key,
         custom_addr=options.custom_addr or (None if options.host == "0.0.0.0" else options.host), silent=options.silent,

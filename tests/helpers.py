@@ -54,6 +54,12 @@ def gather(rows: int = 50, width: int = 8, n: int = 6) -> tvm.IRModule:
     return workloads.as_workload(te.create_prim_func([table, ids, found]))
 
 
+def power(n: int = 64) -> tvm.IRModule:
+    """x ** y in double precision, for which compilers call the C library."""
+    x, y = (te.placeholder((n,), "float64", name=name) for name in "xy")
+    return workloads.as_workload(te.create_prim_func([x, y, te.compute((n,), lambda i: te.power(x[i], y[i]))]))
+
+
 @T.prim_func(s_tir=True)
 def _segfaults(a: T.Buffer((1,), "float32")) -> None:
     with T.sblock("root"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import tables
+from lib import host, tables
 from lib.layout import RunFiles
 from lib.schemas import CANDIDATES, MEASUREMENTS
 from tests.farm import Farm, until
@@ -74,6 +74,23 @@ def test_other_candidates_than_those_recorded_are_misses_and_no_failures_to_lear
     statuses = [row["status"] for row in rows(run_of(tmp_path), 0)]
     assert statuses.count("miss") > 0
     assert statuses.count("ok") > 0  # the untuned program of each subgraph
+
+
+@pytest.mark.skipif(bool(host.gpus()), reason="there is a GPU")
+def test_models_that_should_train_on_a_missing_gpu_train_on_the_cpu_and_say_so(tuned_over_rpc, tmp_path):
+    recorded, _ = tuned_over_rpc
+    surroundings = environment(tmp_path)
+    config = Path(surroundings["LUIGI_CONFIG_PATH"])
+    config.write_text(config.read_text().replace("[train]", "[train]\ndevice = cuda"))
+
+    done = subprocess.run(
+        luigi_command(*TUNE, "--devices", f"replay:{recorded / 'artifacts'}"), cwd=ROOT, env=surroundings, text=True,
+        capture_output=True, timeout=100,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: [train] device = cuda: ") == 1
+    assert "so cost models train on the CPU" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,16 @@ def test_without_a_tracker_the_run_stops_and_says_so(farm, target, jobs):
     pool.close()
 
 
+def test_a_server_with_other_threads_than_the_target_is_refused(farm, jobs):
+    """What is measured is what is deployed."""
+    two = targets.cpu_target(threads=2)
+    pool = DevicePool(two, CONFIG, RpcFleet(farm.tracker, KEY, two))
+
+    with pytest.raises(DeviceError, match=r"runs kernels on 1 threads, but the target has 2.*--threads 2"):
+        list(pool.run(jobs))
+    pool.close()
+
+
 def test_a_server_that_comes_later_is_used(farm, pool, jobs):
     kill(farm.servers[0])
     farm.wait_for(1)
@@ -208,11 +218,11 @@ def test_sessions_end_with_their_server(farm, pool):
 def test_closing_leaves_no_process_and_no_file(farm, pool, jobs):
     list(pool.run(jobs[:4]))
     folder = pool._scratch()
-    workers = [p for p in psutil.Process().children() if "lib.driver" in p.cmdline() or "lib.worker" in p.cmdline()]
+    processes = [psutil.Process(worker._process.pid) for worker in (*pool._compilers, *pool._drivers)]
     assert folder.is_dir()
-    assert workers
+    assert len(processes) > 2
 
     pool.close()
 
     assert not folder.exists()
-    assert not [process for process in workers if process.is_running()]
+    assert not [process for process in processes if process.is_running()]

@@ -20,6 +20,7 @@ from tests.helpers import (
     gather,
     job,
     matmul,
+    power,
 )
 
 CONFIG = replace(QUICK, build_timeout_s=5)
@@ -87,6 +88,12 @@ def test_each_failure_has_its_status_and_costs_one_candidate(runner, workload, t
     assert {name: m.status for name, m in found.items()} == {"before": "ok", "faulty": status, "after": "ok"}
     assert found["faulty"].latencies == []
     assert re.search(told, found["faulty"].error)
+
+
+def test_a_kernel_that_calls_the_c_library_runs(runner):
+    [found] = runner.run([job("power", power())])
+
+    assert (found.status, found.error) == ("ok", None)
 
 
 def test_token_ids_are_valid_so_that_a_gather_runs(runner):
