@@ -63,7 +63,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--candidates", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--min-repeat-s", type=float, default=0.1, help="MetaSchedule's RPC examples take as long")
+    parser.add_argument(
+        "--min-repeat-s", type=float, default=0.1, help="of a repeat; three are measured of each candidate"
+    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "devices.parquet")
     options = parser.parse_args()
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
     jobs = candidates(options.candidates)
@@ -74,7 +77,7 @@ def main() -> None:
             rows.append({"turn": n, **turn(used, jobs, config)})
             print(rows[-1], flush=True)
     table = pd.DataFrame(rows)
-    table.to_parquet(Path(__file__).parent / "devices.parquet")
+    table.to_parquet(options.out)
     print(table.groupby("devices").median().drop(columns="turn").round(3).to_string())
     rate = table.pivot_table(index="turn", columns="devices", values="trials_per_s")
     print("two devices to one, by turn:", ", ".join(f"{ratio:.2f}x" for ratio in rate[2] / rate[1]))

@@ -8,7 +8,6 @@ import contextlib
 import select
 import shutil
 import signal
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
@@ -22,6 +21,7 @@ from lib import host, targets
 from lib.clock import Clock
 from lib.errors import DeviceError
 from lib.fleet import Fleet, Slot
+from lib.rpc_server import scratch_folder
 from lib.runner import Job, MeasureConfig, Measurement
 from lib.search import EMPTY_TRACE
 from lib.workers import Worker, WorkerDied, WorkerTimeout, start_all
@@ -406,7 +406,7 @@ class DevicePool:
     def _scratch(self) -> Path:
         """A folder for libraries, and for what compilers leave when they are killed."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="family-tuner-"))
+            self._folder = scratch_folder()
         return self._folder
 
     def _new_library(self) -> Path:

@@ -14,9 +14,11 @@ import argparse
 import ctypes
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -39,8 +41,28 @@ def main() -> None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
     if options.with_parent:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(scratch_folder())
     host, _, port = options.tracker.rpartition(":")
     _serve(options, (host, int(port)))
+
+
+def scratch_folder() -> Path:
+    """A new temporary folder of this process; removes those of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob("family-tuner-*-*"):
+        owner = folder.name.split("-")[2]
+        if owner.isdigit() and not _lives(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"family-tuner-{os.getpid()}-"))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
 
 
 def _options() -> argparse.Namespace:

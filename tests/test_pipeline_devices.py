@@ -1,5 +1,6 @@
 """Whole runs on other devices than this CPU, and several runs at once; started as a user starts them."""
 
+import itertools
 import json
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from lib import host, tables
 from lib.layout import RunFiles
 from lib.schemas import CANDIDATES, MEASUREMENTS
-from tests.farm import Farm, until
+from tests.farm import Farm, kill, until
 from tests.helpers import ROOT, environment, luigi, luigi_command
 
 TUNE = ("TuneModel", "--model", "tiny_cnn", "--trials", "40", "--threads", "1")
@@ -109,6 +110,35 @@ def test_devices_that_are_not_there_end_the_run_with_a_message(devices, told, tm
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_that_loses_all_devices_stops_and_the_same_command_continues(tmp_path):
+    farm = Farm(servers=1)
+    command = luigi_command(*TUNE, "--devices", farm.address)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(tmp_path), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    until(lambda: [path for path in journals(tmp_path) if path.read_text().count("\n") > 5])
+    kill(farm.servers[0])
+    _, told = process.communicate(timeout=100)
+    [journal] = journals(tmp_path)
+    before = [json.loads(line) for line in journal.read_text().splitlines()]
+
+    farm.start_server()
+    done = luigi(tmp_path, *TUNE, "--devices", farm.address)
+    farm.close()
+
+    assert process.returncode != 0
+    assert "No server is registered under 'test'" in told
+    assert "the same command continues" in told
+    assert done.returncode == 0, done.stderr
+    assert {row["candidate_id"]: row["measured_at"] for row in before}.items() <= {
+        row["candidate_id"]: row["measured_at"] for row in rows(run_of(tmp_path), 0)
+    }.items()
+
+
+def journals(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "artifacts").rglob("measurements.jsonl"))
+
+
 def test_two_runs_of_one_command_share_the_work(tmp_path):
     processes = [
         subprocess.Popen(
@@ -165,6 +195,12 @@ def test_workers_of_a_central_scheduler_share_one_store(tmp_path, luigid):
     told = [process.communicate(timeout=400) for process in processes]
 
     assert [process.returncode for process in processes] == [0, 0, 0], told
+    measured = []
     for model in ("tiny_cnn", "tiny_transformer"):
         [manifest] = (tmp_path / "artifacts").glob(f"*/{model}/runs/*/compiled/manifest.json")
         assert json.loads(manifest.read_text())["max_error"] < 1e-4
+        for path in manifest.parent.parent.glob("rounds/*/measurements.parquet"):
+            measured += tables.read(path, MEASUREMENTS).to_pylist()
+    assert len({row["candidate_id"] for row in measured}) == len(measured)
+    times = sorted((row["measured_at"] - row["run_s"], row["measured_at"]) for row in measured)
+    assert all(start >= end for (_, end), (start, _) in itertools.pairwise(times))  # one at a time on this CPU

@@ -7,9 +7,9 @@ import pytest
 import xgboost as xgb
 from tvm.s_tir.meta_schedule.cost_model import XGBModel
 
-from lib import cost_model
+from lib import cost_model, host
 from lib.cost_model import FamilyModel, TrainConfig, accuracy, labels, train
-from lib.errors import ContractError, MissingInput
+from lib.errors import ConfigError, ContractError, MissingInput
 from lib.history import _matrices
 from lib.schemas import N_FEATURES
 
@@ -45,6 +45,30 @@ def test_the_model_ranks_unseen_programs_as_well_as_tvms_own(measured):
     foretold = spearman(ours.predict(features[n:]), targets[n:])
     assert foretold > 0.3
     assert foretold > spearman(theirs._predict([f.astype(np.float64) for f in features[n:]]), targets[n:]) - 0.05
+
+
+def test_a_device_that_cannot_train_is_refused():
+    with pytest.raises(ConfigError, match="device must be cpu or cuda, but got 'tpu'"):
+        TrainConfig(device="tpu")
+
+
+@pytest.mark.skipif(bool(host.gpus()), reason="there is a GPU")
+def test_without_a_gpu_there_is_a_reason_not_to_train_on_one():
+    assert cost_model.without_cuda() in ("nvidia-smi lists no GPU", f"XGBoost {xgb.__version__} was built without CUDA")
+
+
+@pytest.mark.skipif(bool(cost_model.without_cuda()), reason="needs a GPU")
+def test_a_gpu_trains_models_as_accurate(measured):
+    features, latencies = measured
+    n = len(features) * 2 // 3
+    targets = labels(latencies, np.zeros(len(latencies)))
+
+    found = [
+        spearman(train(features[:n], targets[:n], TrainConfig(device=device), 0).predict(features[n:]), targets[n:])
+        for device in ("cpu", "cuda")
+    ]
+
+    assert abs(found[0] - found[1]) < 0.03
 
 
 def test_equal_data_and_seeds_give_equal_models(measured, tmp_path):

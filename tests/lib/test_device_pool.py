@@ -1,5 +1,8 @@
 """What can happen to devices elsewhere; what can happen to candidates is in `test_runners.py`."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -12,9 +15,10 @@ from lib import search, targets
 from lib.device_pool import DevicePool
 from lib.errors import DeviceError
 from lib.fleet import RpcFleet
+from lib.rpc_server import scratch_folder
 from tests.conftest import QUICK
 from tests.farm import KEY, Farm, kill, until
-from tests.helpers import LOOPS_FOR_EVER, SEGFAULTS, job, matmul
+from tests.helpers import LOOPS_FOR_EVER, ROOT, SEGFAULTS, job, matmul
 
 CONFIG = replace(QUICK, min_repeat_s=0.02, device_patience_s=20)
 
@@ -213,6 +217,19 @@ def test_sessions_end_with_their_server(farm, pool):
 
     session.wait(timeout=5)
     list_of_runs.join()
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    command = "import os; from lib.rpc_server import scratch_folder; scratch_folder(); os.kill(os.getpid(), 9)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", command], cwd=ROOT, env=environment)
+    [left] = tmp_path.iterdir()
+
+    mine = scratch_folder()
+
+    assert not left.exists()
+    assert list(tmp_path.iterdir()) == [mine]
 
 
 def test_closing_leaves_no_process_and_no_file(farm, pool, jobs):

@@ -1,14 +1,18 @@
-"""What every runner with devices promises, whatever it measures on."""
+"""What every runner promises, whatever it measures on; those with devices promise more."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import pyarrow as pa
 import pytest
 
-from lib import search, targets
+from lib import host, search, tables, targets
 from lib.device_pool import DevicePool
-from lib.fleet import RpcFleet
+from lib.fleet import GpuFleet, RpcFleet, Slot
+from lib.replay import ReplayRunner
+from lib.schemas import MEASUREMENTS
 from lib.search import EMPTY_TRACE
+from lib.tables import Origin
 from tests.conftest import QUICK
 from tests.farm import KEY, Farm
 from tests.helpers import (
@@ -35,18 +39,85 @@ def over_rpc():
     farm.close()
 
 
-@pytest.fixture(params=["local", "rpc"])
+class Processes:
+    """As a `GpuFleet`, one process a device; but each on this CPU."""
+
+    keeps_limits = False
+
+    def slots(self):
+        return [Slot("", (("CUDA_VISIBLE_DEVICES", name),)) for name in ("a", "b")]
+
+    def shares_cpu(self):
+        return True
+
+
+@pytest.fixture(scope="module")
+def in_processes():
+    pool = DevicePool(targets.cpu_target(threads=1), CONFIG, Processes())
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def on_gpus():
+    if not host.gpus():
+        pytest.skip("there is no GPU")
+    pool = DevicePool(targets.target("cuda"), replace(CONFIG, build_timeout_s=60), GpuFleet())
+    yield pool
+    pool.close()
+
+
+class Replayed:
+    """Measures on this CPU and writes that down, then answers from what it wrote."""
+
+    def __init__(self, pool, folder):
+        self._pool, self._folder, self._n = pool, folder, 0
+
+    def run(self, jobs):
+        rows = [asdict(measurement) for measurement in self._pool.run(jobs)]
+        self._n += 1
+        table = pa.Table.from_pylist(rows, schema=MEASUREMENTS)
+        tables.write(table, self._folder / str(self._n) / "measurements.parquet", MEASUREMENTS, Origin("", ""))
+        return ReplayRunner(self._folder).run(jobs)
+
+
+@pytest.fixture
+def replayed(pool, tmp_path):
+    return Replayed(pool, tmp_path)
+
+
+NAMES = {"local": "pool", "rpc": "over_rpc", "processes": "in_processes", "gpu": "on_gpus", "replay": "replayed"}
+
+
+@pytest.fixture(params=["local", "rpc", "processes", "gpu", "replay"])
 def runner(request):
-    return request.getfixturevalue({"local": "pool", "rpc": "over_rpc"}[request.param])
+    return request.getfixturevalue(NAMES[request.param])
 
 
-def traces_of(workload, cpu, n):
-    return [proposal.trace for proposal in search.sample(workload, cpu.tvm(), n, known=set(), seed=0)]
+@pytest.fixture(params=["local", "rpc", "processes", "replay"])
+def runner_of_cpu_code(request):
+    """Programs that fail on a CPU are other ones than those that fail on a GPU."""
+    return request.getfixturevalue(NAMES[request.param])
 
 
-def test_each_candidate_is_measured_once(runner, cpu):
-    jobs = [job(f"candidate {n}", matmul(), trace) for n, trace in enumerate(traces_of(matmul(), cpu, 6))]
-    jobs += [job(f"other {n}", matmul(n=8), trace) for n, trace in enumerate(traces_of(matmul(n=8), cpu, 4))]
+@pytest.fixture(params=["local", "rpc", "processes", "gpu"])
+def pool_of_devices(request):
+    return request.getfixturevalue(NAMES[request.param])
+
+
+@pytest.fixture(params=["local", "rpc", "processes"])
+def pool_of_cpus(request):
+    return request.getfixturevalue(NAMES[request.param])
+
+
+def traces_of(workload, runner, n):
+    target = getattr(runner, "_target", None) or runner._pool._target
+    return [proposal.trace for proposal in search.sample(workload, target.tvm(), n, known=set(), seed=0)]
+
+
+def test_each_candidate_is_measured_once(runner):
+    jobs = [job(f"candidate {n}", matmul(), trace) for n, trace in enumerate(traces_of(matmul(), runner, 6))]
+    jobs += [job(f"other {n}", matmul(n=8), trace) for n, trace in enumerate(traces_of(matmul(n=8), runner, 4))]
 
     found = list(runner.run(jobs))
 
@@ -57,11 +128,11 @@ def test_each_candidate_is_measured_once(runner, cpu):
     assert all(m.build_s > 0 and m.run_s > 0 and m.device and m.host and m.versions for m in found)
 
 
-def test_the_clock_says_what_the_last_run_took(runner):
-    list(runner.run([job("good", matmul())]))
+def test_the_clock_says_what_the_last_run_took(pool_of_devices):
+    list(pool_of_devices.run([job("good", matmul())]))
 
-    assert runner.clock.keys() <= {"start", "build", "run"}
-    assert runner.clock["run"] > 0
+    assert pool_of_devices.clock.keys() <= {"start", "build", "run"}
+    assert pool_of_devices.clock["run"] > 0
 
 
 def test_nothing_to_measure_is_no_failure(runner):
@@ -80,18 +151,18 @@ def test_nothing_to_measure_is_no_failure(runner):
     ],
     ids=["segfault", "loop", "compiler error", "compiler hang", "out of memory", "foreign trace"],
 )
-def test_each_failure_has_its_status_and_costs_one_candidate(runner, workload, trace, status, told):
+def test_each_failure_has_its_status_and_costs_one_candidate(runner_of_cpu_code, workload, trace, status, told):
     jobs = [job("before", matmul()), job("faulty", workload, trace), job("after", matmul(n=8))]
 
-    found = {m.candidate_id: m for m in runner.run(jobs)}
+    found = {m.candidate_id: m for m in runner_of_cpu_code.run(jobs)}
 
     assert {name: m.status for name, m in found.items()} == {"before": "ok", "faulty": status, "after": "ok"}
     assert found["faulty"].latencies == []
     assert re.search(told, found["faulty"].error)
 
 
-def test_a_kernel_that_calls_the_c_library_runs(runner):
-    [found] = runner.run([job("power", power())])
+def test_a_kernel_that_calls_the_c_library_runs(runner_of_cpu_code):
+    [found] = runner_of_cpu_code.run([job("power", power())])
 
     assert (found.status, found.error) == ("ok", None)
 
@@ -102,39 +173,41 @@ def test_token_ids_are_valid_so_that_a_gather_runs(runner):
     assert found.status == "ok"
 
 
-def test_programs_are_compared_in_turn_with_the_baseline_before_and_after(runner, cpu):
-    found, base = runner.compare(job("", matmul()).workload, traces_of(matmul(), cpu, 2), 3, baseline=EMPTY_TRACE)
+def test_programs_are_compared_in_turn_with_the_baseline_before_and_after(pool_of_devices):
+    found, base = pool_of_devices.compare(
+        job("", matmul()).workload, traces_of(matmul(), pool_of_devices, 2), 3, baseline=EMPTY_TRACE
+    )
 
     assert [len(latencies) for latencies in found] == [3, 3]
     assert len(base) == 2
 
 
-def test_one_program_that_fails_spoils_no_other(runner, cpu):
-    traces = [*traces_of(matmul(), cpu, 1), '[["nonsense"]]']
+def test_one_program_that_fails_spoils_no_other(pool_of_devices):
+    traces = [*traces_of(matmul(), pool_of_devices, 1), '[["nonsense"]]']
 
-    found, base = runner.compare(job("", matmul()).workload, traces, 2, baseline=EMPTY_TRACE)
+    found, base = pool_of_devices.compare(job("", matmul()).workload, traces, 2, baseline=EMPTY_TRACE)
 
     assert [len(latencies) for latencies in found] == [2, 0]
     assert len(base) == 2
 
 
-def test_a_baseline_that_takes_too_long_is_no_failure(runner):
-    assert runner.compare(job("", LOOPS_FOR_EVER).workload, [], 2, baseline=EMPTY_TRACE) == ([], [])
+def test_a_baseline_that_takes_too_long_is_no_failure(pool_of_cpus):
+    assert pool_of_cpus.compare(job("", LOOPS_FOR_EVER).workload, [], 2, baseline=EMPTY_TRACE) == ([], [])
 
 
-def test_a_right_program_checks_against_the_untuned_one(runner, cpu):
-    [trace] = traces_of(matmul(), cpu, 1)
+def test_a_right_program_checks_against_the_untuned_one(pool_of_devices):
+    [trace] = traces_of(matmul(), pool_of_devices, 1)
 
-    assert runner.check(job("", matmul()).workload, trace, timeout_s=10) < 1e-5
-
-
-def test_a_check_that_crashes_says_nothing(runner):
-    assert runner.check(job("", SEGFAULTS).workload, EMPTY_TRACE, timeout_s=10) is None
+    assert pool_of_devices.check(job("", matmul()).workload, trace, timeout_s=10) < 1e-5
 
 
-def test_it_measures_again_after_it_was_closed(runner):
-    list(runner.run([job("first", matmul())]))
+def test_a_check_that_crashes_says_nothing(pool_of_cpus):
+    assert pool_of_cpus.check(job("", SEGFAULTS).workload, EMPTY_TRACE, timeout_s=10) is None
 
-    runner.close()
 
-    assert [m.status for m in runner.run([job("second", matmul())])] == ["ok"]
+def test_it_measures_again_after_it_was_closed(pool_of_devices):
+    list(pool_of_devices.run([job("first", matmul())]))
+
+    pool_of_devices.close()
+
+    assert [m.status for m in pool_of_devices.run([job("second", matmul())])] == ["ok"]
