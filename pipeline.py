@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -211,23 +211,36 @@ class StageTask(TunerTask):
     def run(self) -> None:
         with locks.exclusive(self.lock, on_wait=lambda: self.status("waiting for another run of this model")):
             if not self.is_current():  # which also refuses to write over what it cannot read
-                self.work()
+                with self.turn():
+                    self.work()
 
-    def runner(self) -> Runner:
-        """What measures."""
-        return make_runner(self.measured_on, self.compile_target, self.measure_config)
+    def turn(self) -> AbstractContextManager[None]:
+        """Any number of stages work on this CPU at a time, but none while another run measures on it."""
+        return locks.shared(locks.of_this_machine("llvm"), on_wait=self.wait_for_measuring)
 
-    def alone(self) -> AbstractContextManager[None]:
-        """While this task measures here, no other does; a tracker gives a device to one at a time itself."""
-        if not isinstance(self.measured_on, Local):
-            return nullcontext()
-        return locks.exclusive(locks.of_this_cpu(), on_wait=lambda: self.status("waiting for another run to measure"))
+    def wait_for_measuring(self) -> None:
+        """Say why nothing happens."""
+        self.status("waiting for another run to measure")
 
     def status(self, doing: str) -> None:
         """Tell the terminal and Luigi's scheduler what is going on."""
         line = progress.say(doing)
         if self.set_status_message:
             self.set_status_message(line)
+
+
+class MeasuringTask(StageTask):
+    """A stage that times programs."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Alone on what it times here; a tracker gives a device to one at a time itself."""
+        if not isinstance(self.measured_on, Local):
+            return super().turn()
+        return locks.exclusive(locks.of_this_machine(self.compile_target.kind), on_wait=self.wait_for_measuring)
+
+    def runner(self) -> Runner:
+        """What measures."""
+        return make_runner(self.measured_on, self.compile_target, self.measure_config)
 
 
 class ExtractSubgraphs(StageTask):
@@ -355,7 +368,7 @@ class GenerateCandidates(RoundTask):
         )  # fmt: skip
 
 
-class MeasureCandidates(RoundTask):
+class MeasureCandidates(RoundTask, MeasuringTask):
     """Build and time a round's candidates."""
 
     schema = schemas.MEASUREMENTS
@@ -382,8 +395,7 @@ class MeasureCandidates(RoundTask):
             self.status(doing)
 
         self.status(doing)
-        with self.alone():
-            measure.run(self.model_files.subgraphs, self.runner(), origin=self.origin, out=self.files, watch=watch)
+        measure.run(self.model_files.subgraphs, self.runner(), origin=self.origin, out=self.files, watch=watch)
 
 
 class TrainFamilyModels(RoundTask):
@@ -431,7 +443,7 @@ class FinalTask(StageTask):
         return self.finished_rounds() if self.rounds < 0 else self.rounds
 
 
-class CompileModel(FinalTask):
+class CompileModel(FinalTask, MeasuringTask):
     """Compile the model with the best of its finished rounds."""
 
     @property
@@ -466,13 +478,11 @@ class CompileModel(FinalTask):
     def work(self) -> None:
         if isinstance(self.measured_on, Replay):
             raise ConfigError("--devices replay: nothing can be compiled, since winners are timed and checked again.")
-        runner = self.runner()
-        with self.alone():
-            compile.run(
-                self.model_files, self.families_file, self.run_files.rounds(self.n_rounds), self.compile_target,
-                self.compile_config, cast(Pool, runner), origin=self.origin, out=self.run_files.compiled,
-                say=self.status,
-            )  # fmt: skip
+        compile.run(
+            self.model_files, self.families_file, self.run_files.rounds(self.n_rounds), self.compile_target,
+            self.compile_config, cast(Pool, self.runner()), origin=self.origin, out=self.run_files.compiled,
+            say=self.status,
+        )  # fmt: skip
 
 
 class Report(FinalTask):
