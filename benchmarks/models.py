@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,21 +25,17 @@ os.environ["TVM_NUM_THREADS"] = str(CPU.threads)  # TVM's default is half the co
 
 import light
 import numpy as np
-import onnxruntime
 import pandas as pd
-import tvm
-from tvm import relax
+import sides
 
 from lib import tables, zoo
 from lib.layout import ModelFiles
-from lib.numerics import random_values, relative_error
+from lib.numerics import relative_error
 from lib.schemas import SUBGRAPHS
 from lib.source import Source
 
 ROOT = Path(__file__).parent.parent
 _TURNS = 7
-_TURN_S = 0.7  # of measuring, after as long a warm-up
-_REST_S = 0.7  # in which the threads of the side that ran before go to sleep
 
 
 def tune(model: str) -> dict[str, Any]:
@@ -73,46 +68,17 @@ def tune(model: str) -> dict[str, Any]:
 
 def timed(compiled: Path, onnx_file: str) -> dict[str, Any]:
     """Median latency of a library; for an ONNX file also ONNX Runtime's, in turn, and how far the outputs are apart."""
-    manifest = json.loads((compiled / "manifest.json").read_text())
-    arrays = [
-        random_values(tuple(value["shape"]), value["dtype"], value["bound"], seed=n)
-        for n, value in enumerate(manifest["model_inputs"])
-    ]
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(compiled / manifest["library"])), tvm.cpu())
-    params = np.load(compiled / manifest["params"]).values()
-    arguments = [tvm.runtime.tensor(array) for array in (*arrays, *params)]
-    sides: dict[str, Callable[[], Any]] = {"ours": lambda: machine["main"](*arguments)}
+    arrays = sides.inputs(compiled)
+    found: dict[str, sides.Side] = {"ours": sides.compiled(compiled, arrays)}
     row: dict[str, Any] = {}
     if onnx_file:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = CPU.threads
-        session = onnxruntime.InferenceSession(onnx_file, options)
-        feed = dict(zip([value.name for value in session.get_inputs()], arrays, strict=True))
-        sides["onnx_runtime"] = lambda: session.run(None, feed)
-        ours, expected = sides["ours"](), sides["onnx_runtime"]()
-        outputs = [ours] if isinstance(ours, tvm.runtime.Tensor) else list(ours)
-        row["error_to_onnx_runtime"] = max(relative_error(a.numpy(), b) for a, b in zip(outputs, expected, strict=True))
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(_TURNS):
-        for name, infer in sides.items():
-            time.sleep(_REST_S)
-            found[name].append(_turn(infer))
-    for name, values in found.items():
+        found["onnx_runtime"] = sides.onnx_runtime(Path(onnx_file), arrays, CPU.threads)
+        ours, expected = (sides.outputs(infer()) for infer in found.values())
+        row["error_to_onnx_runtime"] = max(relative_error(a, b) for a, b in zip(ours, expected, strict=True))
+    for name, values in sides.in_turn(found, _TURNS).items():
         for kind, of in (("", median), ("low_", min), ("high_", max)):
             row[f"{name}_{kind}ms"] = of(values) * 1e3
     return row
-
-
-def _turn(infer: Any) -> float:
-    """Median latency in seconds, after a warm-up."""
-    for seconds in (_TURN_S, _TURN_S):
-        latencies: list[float] = []
-        end = time.perf_counter() + seconds
-        while not latencies or time.perf_counter() < end:
-            started = time.perf_counter()
-            infer()
-            latencies.append(time.perf_counter() - started)
-    return median(latencies)
 
 
 def table(rows: pd.DataFrame) -> str:
