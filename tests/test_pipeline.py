@@ -225,9 +225,16 @@ def test_a_damaged_onnx_file_is_refused_before_anything_is_written(tmp_path):
 
 
 def start(tmp_path: Path, command: list[str]) -> "subprocess.Popen[bytes]":
-    """Start a command whose output goes to a file, which `output` reads."""
+    """Start a command, as a terminal does; its output goes to a file, which `output` reads."""
     with (tmp_path / "output").open("a") as file:
-        return subprocess.Popen(command, cwd=ROOT, env=environment(tmp_path), stdout=file, stderr=file)
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment(tmp_path), stdout=file, stderr=file, preexec_fn=_hear_ctrl_c
+        )
+
+
+def _hear_ctrl_c() -> None:
+    """What a shell starts in the background ignores SIGINT, and so does all that it starts: these tests, say."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def output(tmp_path: Path) -> str:
