@@ -25,8 +25,9 @@ from lib.errors import ConfigError
 
 EMPTY_TRACE = "[[], []]"
 
-# TOPI names this rule, but TVM 0.27 has it for GPUs only: each search of a pooling would print a warning.
-tvm_ffi.register_global_func("s_tir.meta_schedule.cpu.meta_schedule.pool_max", lambda schedule, _block: [schedule])
+# TOPI names this rule, but TVM 0.27 has none of that name: each search of a pooling would print a warning.
+for _kind in ("cpu", "gpu"):
+    tvm_ffi.register_global_func(f"s_tir.meta_schedule.{_kind}.meta_schedule.pool_max", lambda schedule, _: [schedule])
 
 
 class Scorer(Protocol):
