@@ -243,15 +243,19 @@ class MeasuringTask(StageTask):
         return make_runner(self.measured_on, self.compile_target, self.measure_config)
 
 
-class ExtractSubgraphs(StageTask):
-    """Import the model and cut it into subgraphs."""
-
-    def output(self) -> luigi.LocalTarget:
-        return luigi.LocalTarget(self.model_files.subgraphs)
+class ModelTask(StageTask):
+    """A stage whose output all runs of a model share."""
 
     @property
     def lock(self) -> Path:
         return self.model_files.folder / "lock"
+
+
+class ExtractSubgraphs(ModelTask):
+    """Import the model and cut it into subgraphs."""
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.model_files.subgraphs)
 
     @property
     def origin(self) -> Origin:
@@ -267,7 +271,7 @@ class ExtractSubgraphs(StageTask):
         extract.run(self.source, self.compile_target, origin=self.origin, out=self.model_files)
 
 
-class ClusterFamilies(StageTask):
+class ClusterFamilies(ModelTask):
     """Group the subgraphs into families."""
 
     def requires(self) -> luigi.Task:
@@ -275,10 +279,6 @@ class ClusterFamilies(StageTask):
 
     def output(self) -> luigi.LocalTarget:
         return luigi.LocalTarget(self.families_file)
-
-    @property
-    def lock(self) -> Path:
-        return self.model_files.folder / "lock"
 
     @property
     def origin(self) -> Origin:

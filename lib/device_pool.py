@@ -7,7 +7,6 @@ time. Where the devices share this CPU (servers on loopback), compiling and meas
 import contextlib
 import select
 import shutil
-import signal
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +23,7 @@ from lib.fleet import Fleet, Slot
 from lib.rpc_server import scratch_folder
 from lib.runner import Job, MeasureConfig, Measurement
 from lib.search import EMPTY_TRACE
-from lib.workers import Worker, WorkerDied, WorkerTimeout, start_all
+from lib.workers import Worker, WorkerDied, WorkerTimeout, measured, start_all
 
 _Library = tuple[Path, list[Any]]  # and the parameters of its program
 
@@ -141,7 +140,7 @@ class DevicePool:
         if any(task.begun for task in batch.measuring.values()) or not batch.measuring:
             batch.seen = now
         if now - batch.seen > self._config.device_patience_s:
-            raise DeviceError(f"{self._fleet.missing()}\nWhat was measured is kept; the same command continues.")
+            raise self._no_device()
         if now - batch.looked > _LOOK_S:
             batch.looked, batch.shares_cpu = now, self._fleet.shares_cpu()
             with self._clock.spent("start"):
@@ -166,7 +165,8 @@ class DevicePool:
                 job, self._new_library(), time.monotonic() + self._config.build_timeout_s
             )
             try:
-                self._send_job(worker, job, batch.compiling[worker].library)
+                library = str(batch.compiling[worker].library)
+                worker.send_build(job, self._config.build_timeout_s, do="compile", library=library)
             except (WorkerDied, WorkerTimeout) as error:
                 del batch.compiling[worker]
                 yield from self._compiler_died(batch, job, error)
@@ -214,8 +214,8 @@ class DevicePool:
             batch.ready.append(_Built(task.job, task.library, reply["params"], reply["build_s"]))
 
     def _compiler_died(self, batch: _Batch, job: Job, error: WorkerDied | WorkerTimeout) -> Iterator[Measurement]:
-        if isinstance(error, WorkerDied) and error.code == -signal.SIGKILL and batch.another_chance(job):
-            batch.pending.appendleft(job)  # killed from outside
+        if isinstance(error, WorkerDied) and error.from_outside and batch.another_chance(job):
+            batch.pending.appendleft(job)
             return
         status = "crash" if isinstance(error, WorkerDied) else "timeout"
         yield self._measurement(job, status, error=f"while compiling: {error}")
@@ -250,25 +250,20 @@ class DevicePool:
         self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
     ) -> tuple[list[list[float]], list[float]]:
         """See `Pool.compare`; all on one device."""
-        built = self._compile_all(workload, [baseline, *traces], pack=False)
-        in_turn = [0, *list(range(1, len(built))) * repeats, 0]
-        latencies = self._time_in_turn(built, in_turn)
-        if not all(latencies):  # one of them is to blame: each alone, so that it spoils no other
-            latencies = [self._time_in_turn([each], [0] * in_turn.count(n))[0] for n, each in enumerate(built)]
-        for each in built:
-            if each:
-                each[0].unlink(missing_ok=True)
+        with self._compiled_all(workload, [baseline, *traces], pack=False) as built:
+            in_turn = [0, *list(range(1, len(built))) * repeats, 0]
+            latencies = self._time_in_turn(built, in_turn)
+            if not all(latencies):  # one of them is to blame: each alone, so that it spoils no other
+                latencies = [self._time_in_turn([each], [0] * in_turn.count(n))[0] for n, each in enumerate(built)]
         return latencies[1:], latencies[0]
 
     def check(self, workload: str, trace: str, timeout_s: float) -> float | None:
         """See `Pool.check`."""
-        untuned, tuned = self._compile_all(workload, [EMPTY_TRACE, trace], pack=True)
-        if untuned is None or tuned is None:
-            return None
-        reply = self._ask_device(timeout_s, do="check", libraries=[str(untuned[0]), str(tuned[0])], params=untuned[1])
-        for library, _ in (untuned, tuned):
-            library.unlink()
-        return reply.get("max_error")
+        with self._compiled_all(workload, [EMPTY_TRACE, trace], pack=True) as (untuned, tuned):
+            if untuned is None or tuned is None:
+                return None
+            libraries = [str(untuned[0]), str(tuned[0])]
+            return self._ask_device(timeout_s, do="check", libraries=libraries, params=untuned[1]).get("max_error")
 
     @contextmanager
     def models(self, limit_s: float) -> Iterator[Worker]:
@@ -297,9 +292,16 @@ class DevicePool:
         )  # fmt: skip
         return reply.get("latencies") or [[] for _ in built]
 
-    def _compile_all(self, workload: str, traces: Sequence[str], *, pack: bool) -> list[_Library | None]:
-        """Library and parameters of each program; None for what does not compile."""
-        return [self._compile_one(workload, trace, pack=pack) for trace in traces]
+    @contextmanager
+    def _compiled_all(self, workload: str, traces: Sequence[str], *, pack: bool) -> Iterator[list[_Library | None]]:
+        """Library and parameters of each program, while they are needed; None for what does not compile."""
+        built = [self._compile_one(workload, trace, pack=pack) for trace in traces]
+        try:
+            yield built
+        finally:
+            for each in built:
+                if each:
+                    each[0].unlink(missing_ok=True)
 
     def _compile_one(self, workload: str, trace: str, *, pack: bool) -> _Library | None:
         self._start_compilers(busy={})
@@ -332,11 +334,12 @@ class DevicePool:
             driver.send(request)
             return driver.receive(self._config.device_patience_s)
         except WorkerTimeout:
-            raise DeviceError(
-                f"{self._fleet.missing()}\nWhat was measured is kept; the same command continues."
-            ) from None
+            raise self._no_device() from None
         except WorkerDied as error:
             return {"status": "lost", "error": str(error)}
+
+    def _no_device(self) -> DeviceError:
+        return DeviceError(f"{self._fleet.missing()}\nWhat was measured is kept; the same command continues.")
 
     def _hear(self, driver: Worker, timeout_s: float) -> dict[str, Any]:
         """What a driver says; a driver that dies, or is late, says so of its candidate."""
@@ -345,7 +348,7 @@ class DevicePool:
         except WorkerTimeout as error:
             return {"status": "lost" if self._fleet.keeps_limits else "timeout", "error": str(error)}
         except WorkerDied as error:
-            outside = self._fleet.keeps_limits or error.code == -signal.SIGKILL
+            outside = self._fleet.keeps_limits or error.from_outside
             return {"status": "lost" if outside else "crash", "error": str(error)}
         if reply.get("status") == "unfit":
             raise DeviceError(reply["error"])
@@ -396,13 +399,6 @@ class DevicePool:
         self._start_drivers(busy={})
         return next(iter(self._drivers))
 
-    def _send_job(self, worker: Worker, job: Job, library: Path) -> None:
-        worker.builds += 1
-        if worker.workload != job.subgraph_id:
-            worker.workload = job.subgraph_id
-            worker.ask(self._config.build_timeout_s, do="define", workload_id=job.subgraph_id, workload=job.workload)
-        worker.send({"do": "compile", "workload_id": job.subgraph_id, "trace": job.trace, "library": str(library)})
-
     def _scratch(self) -> Path:
         """A folder for libraries, and for what compilers leave when they are killed."""
         if self._folder is None:
@@ -432,7 +428,5 @@ class DevicePool:
         run_s: float = 0.0,
         device: str = "",
     ) -> Measurement:
-        return Measurement(
-            job.candidate_id, job.subgraph_id, status, list(latencies), error, build_s, run_s, time.time(),
-            host.hostname(), device, self._target.threads, host.versions(),
-        )  # fmt: skip
+        threads = self._target.threads
+        return measured(job, status, latencies, error, build_s, run_s, device=device, threads=threads)

@@ -68,35 +68,19 @@ class Programs:
         return {"max_error": max(relative_error(new, old) for old, new in zip(*results, strict=True))}
 
 
-class Models:
+class Models(Libraries):
     """Whole compiled models on a device that is ours from `begin` on."""
 
     def __init__(self, place: Place, kind: str) -> None:
-        self._place, self._packer = place, Libraries(Here(kind))
-        self._session: Any = None
-        self._libraries: Any = None
+        super().__init__(Here(kind))
+        self._place = place
+        self._session: Any = None  # kept, lest it ends
 
     def begin(self, limit_s: float) -> Reply:
         """Wait for the device; it is given back when this process ends, or after so long."""
         self._session = self._place.session(limit_s)
-        self._libraries = Libraries(self._session.__enter__())
+        self._device = self._session.__enter__()
         return {}
-
-    def pack(self, **request: str) -> Reply:
-        """See `Libraries.pack`. In this process: over RPC a list of tensors cannot be given to a function."""
-        return self._packer.pack(**request)
-
-    def open(self, **request: str) -> Reply:
-        """See `Libraries.open`."""
-        return Reply(self._libraries.open(**request))
-
-    def infer(self, **request: str) -> Reply:
-        """See `Libraries.infer`."""
-        return Reply(self._libraries.infer(**request))
-
-    def time(self, **request: Any) -> Reply:
-        """See `Libraries.time`."""
-        return Reply(self._libraries.time(**request))
 
 
 def _inputs(params: list[Param]) -> list[np.ndarray]:
@@ -109,7 +93,8 @@ def main(descriptor: int, target_text: str, where: str) -> None:
     connection = worker.Connection(descriptor)
     begun: Callable[[], None] = lambda: connection.send({"begun": True})  # noqa: E731
     somewhere: Place = _place(where, target, begun)
-    programs, models = Programs(somewhere), Models(somewhere, str(target.kind.name))
+    kind = str(target.kind.name)
+    programs, models = Programs(somewhere), Models(somewhere, kind)
     connection.serve(
         {
             "measure": programs.measure,
@@ -117,7 +102,7 @@ def main(descriptor: int, target_text: str, where: str) -> None:
             "check": programs.check,
             "begin": models.begin,
             "open_library": models.open,
-            "pack": models.pack,
+            "pack": Libraries(Here(kind)).pack,  # in this process: RPC hands no list of tensors to a function
             "infer": models.infer,
             "time_library": models.time,
         },

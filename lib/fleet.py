@@ -2,6 +2,7 @@
 
 import socket
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import psutil
@@ -87,13 +88,19 @@ class GpuFleet:
     keeps_limits = False
 
     def slots(self) -> list[Slot]:
-        return [Slot("", (("CUDA_VISIBLE_DEVICES", name),)) for name in host.gpus()]
+        return [Slot("", (("CUDA_VISIBLE_DEVICES", name),)) for name in _gpus()]
 
     def missing(self) -> str:
         return "No GPU is there: `nvidia-smi -L` lists none. Measure elsewhere: --devices rpc://HOST:PORT/KEY."
 
     def shares_cpu(self) -> bool:
         return False
+
+
+@cache
+def _gpus() -> list[str]:
+    """Asked once: a pool looks at its fleet every few seconds, and GPUs do not come and go."""
+    return host.gpus()
 
 
 def _own_addresses() -> set[str]:

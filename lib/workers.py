@@ -29,7 +29,7 @@ class WorkerDied(Exception):
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
-        self.code = code  # exit code; -9 for SIGKILL
+        self.from_outside = code == -signal.SIGKILL  # a person, or the kernel out of memory
 
 
 class WorkerTimeout(Exception):
@@ -123,6 +123,14 @@ class Worker:
         self.send(request)
         return self.receive(timeout_s)
 
+    def send_build(self, job: Job, timeout_s: float, **request: Any) -> None:
+        """Ask to build a candidate, whose workload is made known before if it is another than the last one."""
+        self.builds += 1
+        if self.workload != job.subgraph_id:
+            self.workload = job.subgraph_id
+            self.ask(timeout_s, do="define", workload_id=job.subgraph_id, workload=job.workload)
+        self.send({**request, "workload_id": job.subgraph_id, "trace": job.trace})
+
     def pause(self) -> None:
         """Stop the process until `resume`: TVM's idle threads would go on spinning for some 0.3 s."""
         self._signal(signal.SIGSTOP)
@@ -151,6 +159,24 @@ class Worker:
         said = self._output.read().decode(errors="replace").strip().splitlines()
         self.kill()
         return WorkerDied(f"worker ended with {how}" + (f": {said[-1][:300]}" if said else ""), code)
+
+
+def measured(
+    job: Job,
+    status: str,
+    latencies: Sequence[float],
+    error: str | None,
+    build_s: float,
+    run_s: float,
+    *,
+    device: str,
+    threads: int,
+) -> Measurement:
+    """A row of MEASUREMENTS for what is known now, on this host."""
+    return Measurement(
+        job.candidate_id, job.subgraph_id, status, list(latencies), error, build_s, run_s, time.time(),
+        host.hostname(), device, threads, host.versions(),
+    )  # fmt: skip
 
 
 def start_all(make: Sequence[Callable[[], Worker]]) -> list[Worker]:
@@ -298,7 +324,7 @@ class LocalPool:
                     continue
                 job = pending.popleft()
                 try:
-                    self._send_build(worker, job)
+                    worker.send_build(job, limit, do="build", candidate_id=job.candidate_id)
                     busy[worker] = (job, time.monotonic() + limit)
                 except (WorkerDied, WorkerTimeout) as error:
                     self._bury(job, error, "compiling", built.pop(worker), pending, failed)
@@ -317,20 +343,6 @@ class LocalPool:
                     failed.append(self._measurement(job, "build_error", [], reply["error"], 0.0, 0.0))
                 else:
                     built[worker].append((job, reply["build_s"]))
-
-    def _send_build(self, worker: Worker, job: Job) -> None:
-        worker.builds += 1
-        if worker.workload != job.subgraph_id:
-            worker.workload = job.subgraph_id
-            worker.ask(self._config.build_timeout_s, do="define", workload_id=job.subgraph_id, workload=job.workload)
-        worker.send(
-            {
-                "do": "build",
-                "candidate_id": job.candidate_id,
-                "workload_id": job.subgraph_id,
-                "trace": job.trace,
-            }
-        )
 
     def _time_phase(
         self, worker: Worker, built: list[tuple[Job, float]], best: dict[str, float], pending: deque[Job]
@@ -379,7 +391,7 @@ class LocalPool:
         """
         pending.extendleft(other for other, _ in reversed(built))
         died = isinstance(error, WorkerDied)
-        if isinstance(error, WorkerDied) and error.code == -signal.SIGKILL:
+        if isinstance(error, WorkerDied) and error.from_outside:
             self._spared[job.candidate_id] += 1
             if self._spared[job.candidate_id] <= self._target.threads:
                 pending.appendleft(job)
@@ -390,10 +402,9 @@ class LocalPool:
     def _measurement(
         self, job: Job, status: str, latencies: list[float], error: str | None, build_s: float, run_s: float
     ) -> Measurement:
-        return Measurement(
-            job.candidate_id, job.subgraph_id, status, latencies, error, build_s, run_s, time.time(),
-            host.hostname(), host.cpu_name(), self._target.threads, host.versions(),
-        )  # fmt: skip
+        return measured(
+            job, status, latencies, error, build_s, run_s, device=host.cpu_name(), threads=self._target.threads
+        )
 
 
 @contextlib.contextmanager
