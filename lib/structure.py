@@ -32,6 +32,7 @@ may have a stride. Whether one model for both would learn faster has not been me
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -56,7 +57,7 @@ MOVEMENTS = ("concat", "place", "slice", "transpose", "reshape", "reverse", "bro
 
 def operators(module: tvm.IRModule) -> list[str]:
     """What each block computes, in program order; blocks that copy element by element are left out."""
-    names = [_name(block) for block in _blocks(module["main"])]
+    names = [_name(block) for block in leaf_blocks(module["main"])]
     return [name for name in names if name != "copy"]
 
 
@@ -97,6 +98,38 @@ def movement(names: Sequence[str]) -> str:
     return "+".join([kind for kind in kinds if kind != "reshape"] or kinds) or "copy"
 
 
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What the axes of a contraction do: their positions among the block's axes."""
+
+    batch: tuple[int, ...]  # in the data and in the weights
+    rows: tuple[int, ...]  # in the data alone, in the order of the output
+    columns: int  # in the weights alone, and last in the output
+    reduction: tuple[int, ...]
+
+
+def roles(block: SBlock) -> Roles | None:
+    """The axes of a sum of products in float32; None if it is another block, or its columns do not lie together."""
+    product = _product(block)
+    if product is None or str(_stored(block).buffer.dtype) != "float32":
+        return None
+    axes = [axis.var for axis in block.iter_vars]
+    kinds = [int(axis.iter_type) for axis in block.iter_vars]
+    column = _stored(block).indices[-1]
+    weight, data = product if column in _vars(product[0].indices) else product[::-1]
+    of_weight, of_data = _vars(weight.indices), _vars(data.indices)
+    if column not in axes or column in of_data or not weight.indices[-1].same_as(column):
+        return None
+    spatial = [n for n, kind in enumerate(kinds) if kind == _SPATIAL]
+    rows = tuple(n for n in spatial if axes[n] not in of_weight)
+    batch = tuple(n for n in spatial if axes[n] in of_weight and axes[n] in of_data)
+    columns = [n for n in spatial if n not in rows and n not in batch]
+    reduction = tuple(n for n, kind in enumerate(kinds) if kind == _REDUCTION)
+    if not rows or not reduction or len(columns) != 1 or not axes[columns[0]].same_as(column):
+        return None
+    return Roles(batch, rows, columns[0], reduction)
+
+
 def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
     """For each integer parameter that is used as an index: the smallest extent of what it indexes.
 
@@ -115,7 +148,7 @@ def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
 def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
     """Of a function that puts a border around a tensor, as TVM's `topi.nn.pad` writes it: how much comes before
     the tensor in each axis, and what is put there. (None, 0) if it is another function."""
-    blocks = _blocks(function)
+    blocks = leaf_blocks(function)
     if len(blocks) != 1:
         return None, 0.0
     store = _stored(blocks[0])
@@ -143,7 +176,7 @@ def _walk(root: Any, kind: type) -> list[Any]:
     return found
 
 
-def _blocks(function: tirx.PrimFunc) -> list[SBlock]:
+def leaf_blocks(function: tirx.PrimFunc) -> list[SBlock]:
     """The blocks that hold no other block."""
     return [block for block in _walk(function.body, SBlock) if not _walk(block.body, SBlock)]
 
@@ -204,15 +237,32 @@ def _reduction(block: SBlock) -> str:
         return "min_pool" if slides else "reduce_min"
     if not isinstance(store.value, tirx.Add):
         return "reduce_prod" if isinstance(store.value, tirx.Mul) else "reduce"
-    left, right = store.value.a, store.value.b
-    term = _without_casts(right if isinstance(left, tvm.ir.TensorLoad) and left.source.same_as(store.buffer) else left)
-    if isinstance(term, tirx.Mul):
-        a, b = _without_casts(term.a), _without_casts(term.b)
-        if all(isinstance(x, tvm.ir.TensorLoad) for x in (a, b)) and not a.source.same_as(b.source):
-            return _contraction(a, b, axes, extents)
+    product = _product(block)
+    if product is not None:
+        return _contraction(*product, axes, extents)
     if slides:
         return "avg_pool"
-    return "reduce_sum_exp" if "exp" in _calls(term) else "reduce_sum"
+    return "reduce_sum_exp" if "exp" in _calls(_summand(block)) else "reduce_sum"
+
+
+def _summand(block: SBlock) -> Any:
+    """What a block that sums adds, without casts."""
+    store = _stored(block)
+    left, right = store.value.a, store.value.b
+    return _without_casts(right if isinstance(left, tvm.ir.TensorLoad) and left.source.same_as(store.buffer) else left)
+
+
+def _product(block: SBlock) -> tuple[Any, Any] | None:
+    """The two loads whose products a block sums; None if it does something else."""
+    if block.init is None or not isinstance(_stored(block).value, tirx.Add):
+        return None
+    term = _summand(block)
+    if not isinstance(term, tirx.Mul):
+        return None
+    a, b = _without_casts(term.a), _without_casts(term.b)
+    if not all(isinstance(x, tvm.ir.TensorLoad) for x in (a, b)) or a.source.same_as(b.source):
+        return None
+    return a, b
 
 
 def _windows(load: Any, axes: dict[int, set[Any]]) -> list[Any]:
