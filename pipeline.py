@@ -260,15 +260,23 @@ class ExtractSubgraphs(ModelTask):
     @property
     def origin(self) -> Origin:
         return Origin(
-            digests.of_text(self.model_files.folder.name, self.compile_target.text, version("apache-tvm")), SESSION
-        )
+            digests.of_text(
+                self.model_files.folder.name, self.compile_target.text, version("apache-tvm"),
+                settings.digest(self.extract_config),
+            ),
+            SESSION,
+        )  # fmt: skip
+
+    @property
+    def extract_config(self) -> extract.ExtractConfig:
+        return configured(extract.ExtractConfig, "extract")
 
     def is_current(self) -> bool:
         return tables.is_current(self.model_files.subgraphs, schemas.SUBGRAPHS, self.origin.inputs)
 
     def work(self) -> None:
         self.status("importing the model")
-        extract.run(self.source, self.compile_target, origin=self.origin, out=self.model_files)
+        extract.run(self.source, self.compile_target, self.extract_config, origin=self.origin, out=self.model_files)
 
 
 class ClusterFamilies(ModelTask):
@@ -538,6 +546,7 @@ class TuneModel(TunerTask):
     )
 
     _finished = 0  # rounds that this process has seen complete
+    _counted_on = ""  # the families that they were made for: a new extraction begins a new count
     _started = False
 
     def complete(self) -> bool:
@@ -556,7 +565,8 @@ class TuneModel(TunerTask):
         self._started = True
         _ = (self.run_files, self.clone(CompileModel).compile_config)  # settings that cannot work end it here
         yield self.clone(ClusterFamilies)
-        self._finished = self.finished_rounds(self._finished)
+        self._finished = self.finished_rounds(self._finished if self._counted_on == self.families_stamp else 0)
+        self._counted_on = self.families_stamp
         self.show_progress()
         reason = self.ended()
         if not reason:
@@ -569,6 +579,11 @@ class TuneModel(TunerTask):
             return
         yield self.clone(CompileModel, rounds=self._finished)
         yield self.clone(Report, rounds=self._finished)
+
+    @property
+    def families_stamp(self) -> str:
+        """Changes when the families, or what they were made from, do."""
+        return made_from((self.families_file, schemas.FAMILIES))
 
     @property
     def replays(self) -> bool:

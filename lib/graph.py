@@ -10,7 +10,7 @@ from tvm.relax import transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
-from lib import backends, concatenation, structure
+from lib import backends, concatenation, structure, winograd
 from lib.legalize import legalize_ops
 from lib.rewrite import value_of
 
@@ -78,7 +78,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         module = concatenation.place_parts(tvm.transform.Sequential(passes)(module))
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
         module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(
-            concatenation.mark_patterns(module)
+            winograd.mark_patterns(concatenation.mark_patterns(module))
         )
         return transform.AttachAttrLayoutFreeBuffers()(concatenation.write_in_place(module))
 

@@ -22,6 +22,16 @@ class ModelFiles:
     def weights(self) -> Path:
         return self.folder / "weights.npz"
 
+    @property
+    def reference(self) -> Path:
+        """The module before convolutions were replaced by ones that compute the same otherwise; if any were."""
+        return self.folder / "reference.json"
+
+    @property
+    def kernels(self) -> Path:
+        """The weights of `reference` that are others in `weights`."""
+        return self.folder / "kernels.npz"
+
     def families(self, algorithm: str) -> Path:
         return self.folder / f"families-{algorithm}.parquet"
 

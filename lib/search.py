@@ -20,7 +20,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 
-from lib import backends, digests, features, space, workloads
+from lib import backends, digests, features, spaces, workloads
 from lib.errors import ConfigError
 
 EMPTY_TRACE = "[[], []]"
@@ -226,7 +226,7 @@ def _context(workload: tvm.IRModule, target: Target, strategy: Any, seed: int) -
     return ms.TuneContext(
         mod=workload,
         target=target,
-        space_generator=space.generator(workload, target, seed),
+        space_generator=spaces.generator(workload, target, seed),
         search_strategy=strategy,
         task_name="main",
         rand_state=seed,

@@ -1,15 +1,16 @@
 """Model in, distinct subgraphs out, with the fused module and the weights that compile needs."""
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import graph, onnx_import, tables, torch_import, workloads, zoo
+from lib import graph, onnx_import, tables, torch_import, winograd, workloads, zoo
 from lib.clock import Clock
-from lib.errors import ModelError
+from lib.errors import ConfigError, ModelError
 from lib.graph import Model
 from lib.layout import ModelFiles
 from lib.schemas import SUBGRAPHS
@@ -18,25 +19,62 @@ from lib.tables import Origin
 from lib.targets import AnyTarget
 
 
-def run(source: Source, target: AnyTarget, *, origin: Origin, out: ModelFiles) -> Path:
+@dataclass(frozen=True, slots=True)
+class ExtractConfig:
+    """How a model is turned into subgraphs."""
+
+    winograd: str = "auto"  # where it saves time, for convolutions on CPUs; or `never`
+
+    def __post_init__(self) -> None:
+        if self.winograd not in ("auto", "never"):
+            raise ConfigError(f"[extract] winograd must be `auto` or `never`, but got {self.winograd!r}.")
+
+
+def run(source: Source, target: AnyTarget, config: ExtractConfig, *, origin: Origin, out: ModelFiles) -> Path:
     """Import a model and cut it into subgraphs.
 
     Args:
         source: A model of the zoo, an ONNX file, or an exported program of torch.
-        out: Gets `module.json`, `weights.npz` and, last, the SUBGRAPHS table.
+        out: Gets `module.json`, `weights.npz` and, last, the SUBGRAPHS table; where convolutions were replaced also
+            `reference.json` and `kernels.npz`, the module and the weights as they were, to verify against.
 
     Raises:
         ModelError: The model is unknown, damaged or not supported. Nothing was written then.
     """
     clock = Clock()
     loaded = load(source)
-    module, subgraphs = partition(loaded, target)
-    with tables.written_whole(out.module) as partial:
-        partial.write_text(tvm.ir.save_json(module))
-    with tables.written_whole(out.weights) as partial:
-        np.savez(partial, **dict(loaded.weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
+    chosen = choose_algorithms(loaded, target, config)
+    module, subgraphs = partition(chosen, target)
+    files = [_write_module(module, out.module), _write_weights(chosen.weights, out.weights)]
+    if chosen is not loaded:
+        changed = {name: value for name, value in loaded.weights.items() if value is not chosen.weights[name]}
+        files.append(_write_module(graph.fuse(loaded.module, target.tvm()), out.reference))
+        files.append(_write_weights(changed, out.kernels))
+    else:
+        out.reference.unlink(missing_ok=True)
+        out.kernels.unlink(missing_ok=True)
     table = pa.Table.from_pylist([asdict(subgraph) for subgraph in subgraphs], schema=SUBGRAPHS)
-    return tables.write(table, out.subgraphs, SUBGRAPHS, origin, clock=clock.read(), files=[out.module, out.weights])
+    return tables.write(table, out.subgraphs, SUBGRAPHS, origin, clock=clock.read(), files=files)
+
+
+def choose_algorithms(model: Model, target: AnyTarget, config: ExtractConfig) -> Model:
+    """Replace what can be computed with less work on this kind of target; the same model if there is nothing."""
+    if config.winograd == "never" or target.kind != "llvm":
+        return model
+    module, kernels = winograd.rewrite(model.module, model.weights)
+    return Model(module, {**model.weights, **kernels}) if kernels else model
+
+
+def _write_module(module: tvm.IRModule, path: Path) -> Path:
+    with tables.written_whole(path) as partial:
+        partial.write_text(tvm.ir.save_json(module))
+    return path
+
+
+def _write_weights(weights: Mapping[str, np.ndarray], path: Path) -> Path:
+    with tables.written_whole(path) as partial:
+        np.savez(partial, **dict(weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
+    return path
 
 
 def load(source: Source) -> Model:

@@ -12,6 +12,7 @@ from lib.planning import PlanConfig
 from lib.search import SearchConfig
 from lib.source import Source
 from lib.tables import Origin
+from stages.extract import ExtractConfig
 from stages import cluster, extract, generate, measure, train
 
 PLAN = PlanConfig(num_trials_per_round=8, num_trials_warmup=3)
@@ -33,7 +34,7 @@ class Started:
 def started(tmp_path_factory, cpu, pool):
     model = ModelFiles(tmp_path_factory.mktemp("tiny_cnn"))
     families, run = model.families("core-operator"), model.run("run")
-    extract.run(Source("tiny_cnn"), cpu, origin=ORIGIN, out=model)
+    extract.run(Source("tiny_cnn"), cpu, ExtractConfig(), origin=ORIGIN, out=model)
     cluster.run(model.subgraphs, "core-operator", origin=ORIGIN, out=families)
     first = run.round(0)
     generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, origin=ORIGIN, out=first)

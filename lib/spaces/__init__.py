@@ -8,20 +8,21 @@ from tvm.s_tir.meta_schedule.space_generator import PostOrderApply, SpaceGenerat
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 
-from lib import register_tile
+from lib.spaces import contraction, winograd
 
 _DEFAULT = "post-order-apply"
 
 
 def generator(workload: tvm.IRModule, target: Target, seed: int) -> SpaceGenerator | str:
     """The rules for a workload: a contraction on a CPU gets register tiles, all else what MetaSchedule has for it."""
-    if target.kind.name != "llvm" or not register_tile.fits(workload, target):
+    if target.kind.name != "llvm":
         return _DEFAULT
-    rules = [
-        ms.schedule_rule.InlineConstantScalars(),
-        _auto_inline(),
-        register_tile.RegisterTile(),
-    ]
+    if winograd.fits(workload):
+        rules = [_auto_inline(), winograd.WinogradPasses()]
+    elif contraction.fits(workload, target):
+        rules = [ms.schedule_rule.InlineConstantScalars(), _auto_inline(), contraction.RegisterTile()]
+    else:
+        return _DEFAULT
     postprocs = [ms.postproc.DisallowDynamicLoop(), ms.postproc.RewriteLayout()]
     mutators = {ms.mutator.MutateTileSize(): 0.5, MutateChoice(seed): 0.5}
     return PostOrderApply(sch_rules=rules, postprocs=postprocs, mutator_probs=mutators)

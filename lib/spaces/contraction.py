@@ -1,0 +1,137 @@
+"""A space for contractions on CPUs: a tile of the output lives in vector registers while its sums are formed.
+
+MetaSchedule tiles every loop alike (SSRSRS) and leaves it to chance that an inner tile fits the registers, that its
+columns fill vectors, and that LLVM keeps it there. Here that is how the space is made: `rows x vectors` accumulators,
+as many as the machine has registers for, are filled by a loop over the reduction which, for each step, loads the
+vectors of one row of weights once and multiplies them with as many broadcast elements of the data. It is the inner
+kernel of Goto's product (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", TOMS 2008), for
+convolutions as well: their rows are neighbouring pixels. What is left to the search is how many rows and vectors,
+how far the reduction is unrolled, and which part of the output one task of a thread computes and in which order.
+
+    parallel (batch, rows.0, columns.0)
+        columns.1, rows.1, other rows
+            reduction.0, kernel window
+                reduction.1 (unrolled), rows (unrolled), vectors (unrolled), lanes (vectorised)
+            the epilogue of the tile
+
+Weights are packed to be read in order by MetaSchedule's RewriteLayout, where they are marked as free to be.
+"""
+
+from collections.abc import Sequence
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+from tvm.target import Target
+
+from lib import structure
+from lib.spaces import tiling
+from lib.spaces.tiling import Registers, Tile
+from lib.structure import Roles
+
+_UNROLLED = (2, 4, 8)  # steps of the reduction
+
+
+def fits(workload: tvm.IRModule, target: Target) -> bool:
+    """Whether the space has programs of a workload: one contraction, with element-wise blocks around it."""
+    reductions = [block for block in structure.leaf_blocks(workload["main"]) if block.init is not None]
+    found = structure.roles(reductions[0]) if len(reductions) == 1 else None
+    if found is None:
+        return False
+    extents = [int(axis.dom.extent) for axis in reductions[0].iter_vars]
+    return bool(tiling.tiles(extents[found.rows[-1]], extents[found.columns], tiling.registers(target)))
+
+
+@derived_object
+class RegisterTile(ms.schedule_rule.PyScheduleRule):
+    """Gives a contraction of float32 a sketch for each number of vectors; leaves every other block alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = Registers(0, 0)
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self.machine = tiling.registers(context.target)
+
+    def apply(self, schedule: Schedule, block: SBlockRV) -> list[Schedule]:
+        """See `PyScheduleRule.apply`; the block was not touched before, but its neighbours were inlined."""
+        roles = structure.roles(schedule.get(block))
+        if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
+            return [schedule]
+        extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
+        found = []
+        for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], self.machine):
+            for padded_in_task in (False, True) if schedule.get_producers(block) else (False,):
+                sketch = schedule.copy()
+                try:
+                    tile_sums(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task)
+                except ScheduleError:  # a neighbour that does not move: this space has no place for it
+                    continue
+                found.append(sketch)
+        return found or [schedule]
+
+    def clone(self) -> "RegisterTile":
+        """Another one: TVM copies rules for each thread."""
+        return RegisterTile()
+
+
+def tile_sums(
+    schedule: Schedule,
+    block: SBlockRV,
+    roles: Roles,
+    tile: Tile,
+    producers: Sequence[SBlockRV] = (),
+    padded_in_task: bool = False,
+) -> None:
+    """Tile a contraction, and place the blocks before it that pad its data."""
+    loops = schedule.get_loops(block)
+    sums = _epilogue(schedule, block)
+    *outer_rows, last_row = [loops[n] for n in roles.rows]
+    last_row, row = schedule.split(last_row, [None, tiling.choice(schedule, tile.rows)])
+    column, vector, lane = schedule.split(loops[roles.columns], [None, tile.vectors, tile.lanes])
+    *window, last_sum = [loops[n] for n in roles.reduction]
+    extent = tiling.extent_of(schedule, last_sum)
+    steps = [n for n in _UNROLLED if extent % n == 0] or [extent if extent < _UNROLLED[-1] else 1]
+    sum_outer, sum_inner = schedule.split(last_sum, [None, tiling.choice(schedule, steps)])
+    shared_out = outer_rows.pop() if outer_rows else last_row  # of images, the lines
+    rest = [] if shared_out is last_row else [last_row]
+    rows_0, rows_1 = tiling.halves(schedule, shared_out)
+    columns_0, columns_1 = tiling.halves(schedule, column)
+    tasks = [*(loops[n] for n in roles.batch), *outer_rows, rows_0, columns_0]
+    places = [columns_1, rows_1, *rest]
+    schedule.reorder(*tasks, *places, sum_outer, *window, sum_inner, row, vector, lane)
+    task = schedule.fuse(*tasks)
+    schedule.parallel(task)
+    for loop in (sum_inner, row, vector):
+        schedule.unroll(loop)
+    schedule.vectorize(lane)
+    schedule.reverse_compute_at(sums, places[-1], preserve_unit_loops=True)
+    tiling.vectorize_last(schedule, sums, tile.lanes)
+    for producer in producers:
+        pad(schedule, producer, task if padded_in_task else None)
+    initial = schedule.decompose_reduction(block, sum_outer)
+    *_, row, vector, lane = schedule.get_loops(initial)
+    schedule.vectorize(lane)
+    schedule.unroll(vector)
+    schedule.unroll(row)
+
+
+def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
+    """The padded data: of the whole image before all else, or in each task of what it reads."""
+    if task is not None:
+        schedule.compute_at(block, task)
+    else:
+        schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:-2]))
+    extent = tiling.extent_of(schedule, schedule.get_loops(block)[-1])
+    tiling.vectorize_last(schedule, block, next(n for n in (16, 8, 4, extent) if extent % n == 0))
+
+
+def _epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
+    """The block that takes the sums out of the registers: what follows the contraction, or a copy."""
+    consumers = schedule.get_consumers(block)
+    if len(consumers) != 1 or schedule.get(consumers[0]).init is not None:
+        return schedule.cache_write(block, 0, "local")
+    schedule.set_scope(block, 0, "local")
+    return consumers[0]
