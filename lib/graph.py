@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.s_tir import Schedule
 from tvm.target import Target
 
 from lib import backends, concatenation, structure, winograd
@@ -77,10 +78,32 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     with target:
         module = concatenation.place_parts(tvm.transform.Sequential(passes)(module))
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
+        module = _without_unknown_rules(module, target)
         module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(
             winograd.mark_patterns(concatenation.mark_patterns(module))
         )
         return transform.AttachAttrLayoutFreeBuffers()(concatenation.write_in_place(module))
+
+
+def _without_unknown_rules(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Take back what TOPI says of how a block is to be scheduled where TVM has no such rule.
+
+    MetaSchedule keeps all other rules from such a block (poolings have names of rules that TVM 0.27 lacks).
+    """
+    functions = dict(module.functions_items())
+    for gvar, function in module.functions_items():
+        named = structure.named_rules(function) if isinstance(function, tvm.tirx.PrimFunc) else {}
+        unknown = [
+            block
+            for block, rule in named.items()
+            if not any(tvm.get_global_func(f"s_tir.meta_schedule.{key}.{rule}", True) for key in target.keys)
+        ]
+        if unknown:
+            schedule = Schedule(tvm.IRModule({"main": function}), debug_mask="none")
+            for block in unknown:
+                schedule.unannotate(schedule.get_sblock(block), structure.RULE)
+            functions[gvar] = schedule.mod["main"].with_attrs(function.attrs)
+    return tvm.IRModule(functions, attrs=module.attrs)
 
 
 def inputs(module: tvm.IRModule) -> list[relax.Var]:

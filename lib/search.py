@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
@@ -24,10 +23,6 @@ from lib import backends, digests, features, spaces, workloads
 from lib.errors import ConfigError
 
 EMPTY_TRACE = "[[], []]"
-
-# TOPI names this rule, but TVM 0.27 has none of that name: each search of a pooling would print a warning.
-for _kind in ("cpu", "gpu"):
-    tvm_ffi.register_global_func(f"s_tir.meta_schedule.{_kind}.meta_schedule.pool_max", lambda schedule, _: [schedule])
 
 
 class Scorer(Protocol):

@@ -51,6 +51,8 @@ _ARITHMETIC = {
     tirx.Min: "min",
     tirx.Select: "select",
 }
+RULE = "schedule_rule"  # annotation with which TOPI names how a block is to be scheduled
+_BY_CHANNEL = ("depthwise_conv2d", "max_pool", "min_pool", "avg_pool")  # reductions that may leave channels apart
 # `place` writes a part of a concatenation to where it belongs; `dilate` puts zeros between elements.
 MOVEMENTS = ("concat", "place", "slice", "transpose", "reshape", "reverse", "broadcast", "pad", "dilate")
 
@@ -98,6 +100,12 @@ def movement(names: Sequence[str]) -> str:
     return "+".join([kind for kind in kinds if kind != "reshape"] or kinds) or "copy"
 
 
+def named_rules(function: tirx.PrimFunc) -> dict[str, str]:
+    """By block, the rule that TOPI names to schedule it with; `None` is TOPI's own way to ask for no schedule."""
+    found = {str(block.name_hint): block.annotations.get(RULE) for block in leaf_blocks(function)}
+    return {block: str(rule) for block, rule in found.items() if rule is not None and str(rule) != "None"}
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """What the axes of a contraction do: their positions among the block's axes."""
@@ -128,6 +136,26 @@ def roles(block: SBlock) -> Roles | None:
     if not rows or not reduction or len(columns) != 1 or not axes[columns[0]].same_as(column):
         return None
     return Roles(batch, rows, columns[0], reduction)
+
+
+def window_roles(block: SBlock) -> Roles | None:
+    """The axes of a window that slides over at least two axes of an image, each of the last axis' channels by itself.
+
+    None if it is another block: one that sums over channels, or does not slide.
+    """
+    if block.init is None or len(_walk(block.body, tirx.BufferStore)) > 2 or _name(block) not in _BY_CHANNEL:
+        return None
+    store = _stored(block)
+    axes = [axis.var for axis in block.iter_vars]
+    kinds = [int(axis.iter_type) for axis in block.iter_vars]
+    column = store.indices[-1]
+    loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    if column not in axes or not all(column in _vars([load.indices[-1]]) for load in loads):
+        return None
+    place = next(n for n, axis in enumerate(axes) if axis.same_as(column))
+    rows = tuple(n for n, kind in enumerate(kinds) if kind == _SPATIAL and n != place)
+    reduction = tuple(n for n, kind in enumerate(kinds) if kind == _REDUCTION)
+    return Roles((), rows, place, reduction) if len(rows) >= 2 and reduction else None
 
 
 def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:

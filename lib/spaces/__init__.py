@@ -8,7 +8,7 @@ from tvm.s_tir.meta_schedule.space_generator import PostOrderApply, SpaceGenerat
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 
-from lib.spaces import contraction, winograd
+from lib.spaces import contraction, window, winograd
 
 _DEFAULT = "post-order-apply"
 
@@ -21,6 +21,8 @@ def generator(workload: tvm.IRModule, target: Target, seed: int) -> SpaceGenerat
         rules = [_auto_inline(), winograd.WinogradPasses()]
     elif contraction.fits(workload, target):
         rules = [ms.schedule_rule.InlineConstantScalars(), _auto_inline(), contraction.RegisterTile()]
+    elif window.fits(workload, target):
+        rules = [ms.schedule_rule.InlineConstantScalars(), _auto_inline(), window.SlidingWindow()]
     else:
         return _DEFAULT
     postprocs = [ms.postproc.DisallowDynamicLoop(), ms.postproc.RewriteLayout()]

@@ -87,7 +87,7 @@ def tile_sums(
 ) -> None:
     """Tile a contraction, and place the blocks before it that pad its data."""
     loops = schedule.get_loops(block)
-    sums = _epilogue(schedule, block)
+    sums = epilogue(schedule, block)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     last_row, row = schedule.split(last_row, [None, tiling.choice(schedule, tile.rows)])
     column, vector, lane = schedule.split(loops[roles.columns], [None, tile.vectors, tile.lanes])
@@ -128,7 +128,7 @@ def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
     tiling.vectorize_last(schedule, block, next(n for n in (16, 8, 4, extent) if extent % n == 0))
 
 
-def _epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
+def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
     """The block that takes the sums out of the registers: what follows the contraction, or a copy."""
     consumers = schedule.get_consumers(block)
     if len(consumers) != 1 or schedule.get(consumers[0]).init is not None:

@@ -48,8 +48,8 @@ def tiles(rows: int, columns: int, machine: Registers) -> list[Tile]:
         return []
     fitting = [
         (r, v)
-        for v in _divisors(columns // lanes)
-        for r in _divisors(rows)
+        for v in divisors(columns // lanes)
+        for r in divisors(rows)
         if r * v + v + 1 <= machine.number
     ]  # fmt: skip
     enough = _GOOD_ENOUGH * max(_speed(r, v) for r, v in fitting)
@@ -97,5 +97,6 @@ def vectorize_last(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
     schedule.vectorize(lane)
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """All of them, the smallest first."""
     return [n for n in range(1, number + 1) if number % n == 0]
