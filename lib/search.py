@@ -84,7 +84,8 @@ def sample(workload: tvm.IRModule, target: Target, n: int, *, known: Collection[
     """Up to n random programs of the space, none of them in `known`."""
     schedules = _replay_random(workload, target, n, seed)
     fresh = _distinct(schedules, known)[:n]
-    matrices = features.extract(_context(workload, target, "replay-trace", seed), [schedule for schedule, _ in fresh])
+    context = ms.TuneContext(mod=workload, target=target, num_threads=1)
+    matrices = features.extract(context, [schedule for schedule, _ in fresh])
     return [
         Proposal(_trace_text(schedule), program, "sampled", None, matrix)
         for (schedule, program), matrix in zip(fresh, matrices, strict=True)
@@ -197,10 +198,10 @@ def _evolve_island(
         genetic_num_iters=config.generations,
         eps_greedy=0.0,  # random candidates are added outside, where they can be told apart
     )
-    context = _context(workload, target, strategy, seed)
     guide = _Guide(model)
     # Parents may come up again; asking for as many more leaves n new ones.
-    schedules = _generate(context, n + len(parents), _database(workload, parents, target), guide)
+    n_asked = n + len(parents)
+    schedules = _generate(workload, target, strategy, seed, n_asked, _database(workload, parents, target), guide)
     proposals = []
     for schedule, program in _distinct(schedules, known):
         matrix, score = guide.seen[program]
@@ -213,25 +214,23 @@ def _replay_random(workload: tvm.IRModule, target: Target, n: int, seed: int) ->
         return []
     strategy = ms.search_strategy.ReplayTrace(max_fail_count=20)
     # Small spaces repeat themselves: half as many again finds n distinct ones, or shows that there are fewer.
-    context = _context(workload, target, strategy, seed)
-    return _generate(context, n + n // 2 + 1, ms.database.MemoryDatabase(), ms.cost_model.RandomModel())
+    n_asked = n + n // 2 + 1
+    database, model = ms.database.MemoryDatabase(), ms.cost_model.RandomModel()
+    return _generate(workload, target, strategy, seed, n_asked, database, model)
 
 
-def _context(workload: tvm.IRModule, target: Target, strategy: Any, seed: int) -> ms.TuneContext:
-    return ms.TuneContext(
-        mod=workload,
-        target=target,
-        space_generator=spaces.generator(workload, target, seed),
-        search_strategy=strategy,
-        task_name="main",
-        rand_state=seed,
-        num_threads=1,
-    )
-
-
-def _generate(context: ms.TuneContext, n: int, database: Any, model: Any) -> list[Schedule]:
-    spaces = context.generate_design_space()
-    context.pre_tuning(max_trials=n, num_trials_per_iter=n, design_spaces=spaces, database=database, cost_model=model)
+def _generate(
+    workload: tvm.IRModule, target: Target, strategy: Any, seed: int, n: int, database: Any, model: Any
+) -> list[Schedule]:
+    for generator in spaces.generators(workload, target, seed):
+        context = ms.TuneContext(
+            mod=workload, target=target, space_generator=generator, search_strategy=strategy, task_name="main",
+            rand_state=seed, num_threads=1,
+        )  # fmt: skip
+        sketches = context.generate_design_space()
+        if spaces.has_choices(sketches):
+            break
+    context.pre_tuning(max_trials=n, num_trials_per_iter=n, design_spaces=sketches, database=database, cost_model=model)
     try:
         return [candidate.sch for candidate in context.generate_measure_candidates() or []]
     finally:

@@ -1,8 +1,11 @@
 """The programs that a search chooses from: which rules make them, and how one is changed into a neighbour."""
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.space_generator import PostOrderApply, SpaceGenerator
 from tvm.s_tir.schedule import Trace
@@ -10,24 +13,34 @@ from tvm.target import Target
 
 from lib.spaces import contraction, window, winograd
 
-_DEFAULT = "post-order-apply"
+
+def generators(workload: tvm.IRModule, target: Target, seed: int) -> Iterator[SpaceGenerator | str]:
+    """Spaces for a workload, the first that has programs of it to be taken: ours for what they know, on CPUs, then
+    what MetaSchedule has for everything."""
+    rule = _rule(workload, target)
+    if rule is not None:
+        rules = [ms.schedule_rule.InlineConstantScalars(), _auto_inline(), rule]
+        postprocs = [ms.postproc.DisallowDynamicLoop(), ms.postproc.RewriteLayout()]
+        mutators = {ms.mutator.MutateTileSize(): 0.5, MutateChoice(seed): 0.5}
+        yield PostOrderApply(sch_rules=rules, postprocs=postprocs, mutator_probs=mutators)
+    yield "post-order-apply"
 
 
-def generator(workload: tvm.IRModule, target: Target, seed: int) -> SpaceGenerator | str:
-    """The rules for a workload: a contraction on a CPU gets register tiles, all else what MetaSchedule has for it."""
+def has_choices(sketches: Sequence[Schedule]) -> bool:
+    """Whether there is something to choose: a rule that did not get along with a workload left it as it was."""
+    return any(sketch.trace.decisions for sketch in sketches)
+
+
+def _rule(workload: tvm.IRModule, target: Target) -> ms.schedule_rule.PyScheduleRule | None:
     if target.kind.name != "llvm":
-        return _DEFAULT
+        return None
     if winograd.fits(workload):
-        rules = [_auto_inline(), winograd.WinogradPasses()]
-    elif contraction.fits(workload, target):
-        rules = [ms.schedule_rule.InlineConstantScalars(), _auto_inline(), contraction.RegisterTile()]
-    elif window.fits(workload, target):
-        rules = [ms.schedule_rule.InlineConstantScalars(), _auto_inline(), window.SlidingWindow()]
-    else:
-        return _DEFAULT
-    postprocs = [ms.postproc.DisallowDynamicLoop(), ms.postproc.RewriteLayout()]
-    mutators = {ms.mutator.MutateTileSize(): 0.5, MutateChoice(seed): 0.5}
-    return PostOrderApply(sch_rules=rules, postprocs=postprocs, mutator_probs=mutators)
+        return winograd.WinogradPasses()
+    if contraction.fits(workload, target):
+        return contraction.RegisterTile()
+    if window.fits(workload, target):
+        return window.SlidingWindow()
+    return None
 
 
 def _auto_inline() -> ms.schedule_rule.AutoInline:

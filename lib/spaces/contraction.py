@@ -133,5 +133,8 @@ def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
     consumers = schedule.get_consumers(block)
     if len(consumers) != 1 or schedule.get(consumers[0]).init is not None:
         return schedule.cache_write(block, 0, "local")
+    for other in schedule.get_producers(consumers[0]):  # say, of a mask that is added
+        if not schedule.get(other).same_as(schedule.get(block)):
+            schedule.compute_inline(other)
     schedule.set_scope(block, 0, "local")
     return consumers[0]
