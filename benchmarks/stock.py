@@ -3,7 +3,8 @@
     python benchmarks/stock.py --model resnet50 --trials-per-subgraph 128 --seed 0 --out FOLDER
 
 Leaves `curve.parquet` (each measurement with its time), `model.so`, `params.npz` and `manifest.json` in the folder, as
-`TuneModel` leaves them in `compiled/`, so that both can be timed in turn. Nothing else may run on the machine.
+`TuneModel` leaves them in `compiled/`, so that both can be timed in turn. The graph is the one that `TuneModel`
+gets, but for Winograd's convolutions, which stock TVM does not choose. Nothing else may run on the machine.
 """
 
 import argparse
@@ -93,6 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--trials-per-subgraph", type=int, default=128)
+    parser.add_argument(
+        "--heaviest", type=int, default=0, help="tune only so many, with most FLOP; 0: all"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -100,7 +104,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     model = extract.load(Source(options.model))
     module, subgraphs = extract.partition(model, TARGET)
-    tunable = [subgraph for subgraph in subgraphs if subgraph.tunable]
+    tunable = [subgraph for subgraph in subgraphs if subgraph.tunable][: options.heaviest or None]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         curve, traces = tune(tunable, options.trials_per_subgraph * len(tunable), options.seed, Path(folder))

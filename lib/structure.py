@@ -13,6 +13,7 @@ Where one computation that can be written in several ways lands:
 | 1x1 convolution, with or without a stride | `conv2d_1x1`; as a product of a reshaped image: `matmul` |
 | convolution whose kernel is the whole image | `conv2d`; as a dense layer: `matmul` |
 | grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
+| 3x3 convolution as `lib.winograd` has it | `winograd_conv2d`: a product between transforms |
 | transposed convolution | `transposed_conv2d`: TVM flips the kernel and convolves the spread-out input |
 | attention in one function | `batch_matmul`, whatever happens to the scores between the two products |
 | softmax, log softmax | `softmax`; without the subtraction of the maximum: `reduce` |
@@ -74,6 +75,8 @@ def core_operator(names: Sequence[str]) -> str:
         `data_movement` or `elementwise`, the first that fits.
     """
     contractions = [name for name in names if "conv" in name or "matmul" in name]
+    if contractions and "transform" in names:
+        return "winograd_conv2d"
     if contractions:
         flipped = "reverse" in names
         return "+".join(dict.fromkeys(f"transposed_{n}" if flipped and "conv" in n else n for n in contractions))
@@ -268,6 +271,8 @@ def _reduction(block: SBlock) -> str:
     product = _product(block)
     if product is not None:
         return _contraction(*product, axes, extents)
+    if _is_transform(_summand(block)):
+        return "transform"
     if slides:
         return "avg_pool"
     return "reduce_sum_exp" if "exp" in _calls(_summand(block)) else "reduce_sum"
@@ -291,6 +296,13 @@ def _product(block: SBlock) -> tuple[Any, Any] | None:
     if not all(isinstance(x, tvm.ir.TensorLoad) for x in (a, b)) or a.source.same_as(b.source):
         return None
     return a, b
+
+
+def _is_transform(term: Any) -> bool:
+    """Whether it is a tensor times numbers that stand in the program: a product with a constant matrix."""
+    return isinstance(term, tirx.Mul) and any(
+        _walk(factor, tirx.Select) and not _walk(factor, tvm.ir.TensorLoad) for factor in (term.a, term.b)
+    )
 
 
 def _windows(load: Any, axes: dict[int, set[Any]]) -> list[Any]:

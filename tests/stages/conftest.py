@@ -12,8 +12,8 @@ from lib.planning import PlanConfig
 from lib.search import SearchConfig
 from lib.source import Source
 from lib.tables import Origin
-from stages.extract import ExtractConfig
 from stages import cluster, extract, generate, measure, train
+from stages.extract import ExtractConfig
 
 PLAN = PlanConfig(num_trials_per_round=8, num_trials_warmup=3)
 SEARCH = SearchConfig(population=32, generations=1)

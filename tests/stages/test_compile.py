@@ -1,5 +1,6 @@
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -9,14 +10,16 @@ from tvm import relax
 
 from lib import history, search, tables
 from lib.errors import VerificationError
-from lib.layout import CompiledFiles, ModelFiles
+from lib.layout import CompiledFiles, ModelFiles, RunFiles
 from lib.numerics import random_values, relative_error
 from lib.schemas import RESULTS, SUBGRAPHS
 from lib.source import Source
 from stages import cluster, compile, extract, generate, measure, train
 from stages.compile import CompileConfig
+from stages.extract import ExtractConfig
 from tests.lib.test_onnx_import import block
 from tests.stages.conftest import ORIGIN, PLAN, SEARCH, TRAIN
+from tests.stages.test_extract import wide
 
 QUICK = CompileConfig(finalists=2, repeats=2, turns=2, timeout_s=60)
 
@@ -63,23 +66,64 @@ def test_no_work_files_are_left(compiled):
     ]  # fmt: skip
 
 
-def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime(tmp_path, cpu, pool):
-    path = block(tmp_path / "block.onnx")
-    model = ModelFiles(tmp_path / "model")
+@dataclass(frozen=True)
+class Tuned:
+    """An ONNX file with one finished round."""
+
+    model: ModelFiles
+    families: Path
+    run: RunFiles
+
+
+def tuned(path, folder, cpu, pool):
+    model = ModelFiles(folder)
     families, run = model.families("single"), model.run("run")
-    extract.run(Source(str(path)), cpu, origin=ORIGIN, out=model)
+    extract.run(Source(str(path)), cpu, ExtractConfig(), origin=ORIGIN, out=model)
     cluster.run(model.subgraphs, "single", origin=ORIGIN, out=families)
     first = run.round(0)
     generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, origin=ORIGIN, out=first)
     measure.run(model.subgraphs, pool, origin=ORIGIN, out=first)
     train.run(families, [first], TRAIN, seed=0, origin=ORIGIN, out=first)
+    return Tuned(model, families, run)
 
-    compile.run(model, families, [first], cpu, QUICK, pool, origin=ORIGIN, out=run.compiled)
+
+def compile_tuned(made, cpu, pool):
+    compile.run(
+        made.model, made.families, made.run.rounds(1), cpu, QUICK, pool, origin=ORIGIN, out=made.run.compiled
+    )  # fmt: skip
+    return made.run.compiled
+
+
+def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime(tmp_path, cpu, pool):
+    path = block(tmp_path / "block.onnx")
+
+    files = compile_tuned(tuned(path, tmp_path / "model", cpu, pool), cpu, pool)
 
     x = random_values((1, 8, 10, 10), "float32", 0, seed=5)
     [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    assert relative_error(infer(run.compiled, x), expected) < 1e-3
-    assert any(row["candidate_id"] for row in tables.read(run.compiled.results, RESULTS).to_pylist())
+    assert relative_error(infer(files, x), expected) < 1e-3
+    assert any(row["candidate_id"] for row in tables.read(files.results, RESULTS).to_pylist())
+
+
+def test_a_convolution_in_winograds_way_agrees_with_onnx_runtime(tmp_path, cpu, pool):
+    path = wide(tmp_path / "wide.onnx")
+
+    made = tuned(path, tmp_path / "model", cpu, pool)
+    files = compile_tuned(made, cpu, pool)
+
+    x = random_values((1, 32, 24, 24), "float32", 0, seed=5)
+    [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    assert made.model.kernels.exists()
+    assert relative_error(infer(files, x), expected) < 1e-5
+
+
+def test_a_wrong_transform_is_found_since_the_reference_does_without(tmp_path, cpu, pool):
+    made = tuned(wide(tmp_path / "wide.onnx"), tmp_path / "model", cpu, pool)
+    kernels = {name: value * 1.01 for name, value in np.load(made.model.weights).items()}
+    np.savez(made.model.weights, **kernels)
+
+    with pytest.raises(VerificationError, match="outputs differ from the untuned model's by"):
+        compile_tuned(made, cpu, pool)
 
 
 class Slow:

@@ -1,14 +1,17 @@
 import numpy as np
+import onnx
 import pytest
 import tvm
+from onnx import TensorProto, helper
 
 from lib import tables, workloads
-from lib.errors import ModelError
+from lib.errors import ConfigError, ModelError
 from lib.layout import ModelFiles
 from lib.schemas import SUBGRAPHS
 from lib.source import Source
 from lib.tables import Origin
 from stages import extract
+from stages.extract import ExtractConfig
 
 
 def test_module_weights_and_subgraphs_are_written(started):
@@ -27,6 +30,45 @@ def test_module_weights_and_subgraphs_are_written(started):
 @pytest.mark.parametrize("model", ["resnet51", "nowhere/model.onnx"])
 def test_a_model_that_cannot_be_read_leaves_nothing_behind(tmp_path, cpu, model):
     with pytest.raises(ModelError):
-        extract.run(Source(model), cpu, origin=Origin(), out=ModelFiles(tmp_path / "out"))
+        extract.run(Source(model), cpu, ExtractConfig(), origin=Origin(), out=ModelFiles(tmp_path / "out"))
 
     assert not (tmp_path / "out").exists()
+
+
+def wide(path):
+    """An ONNX file with one 3x3 convolution, large enough to gain by Winograd's way."""
+    weight = np.random.default_rng(0).normal(size=(32, 32, 3, 3)).astype(np.float32)
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 32, 24, 24]) for name in "xy"]
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4)
+    made = helper.make_graph([node], "g", value[:1], value[1:], [onnx.numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_a_convolution_that_is_computed_otherwise_is_kept_as_it_was(tmp_path, cpu):
+    out = ModelFiles(tmp_path / "out")
+
+    extract.run(Source(str(wide(tmp_path / "wide.onnx"))), cpu, ExtractConfig(), origin=Origin(), out=out)
+
+    [kernel] = np.load(out.kernels).values()
+    assert kernel.shape == (3, 3, 32, 32)
+    assert {core for core in tables.read(out.subgraphs, SUBGRAPHS)["core_operator"].to_pylist() if "conv" in core} == {
+        "winograd_conv2d"
+    }
+    assert [a.shape for a in np.load(out.weights).values()] == [(6, 6, 32, 32)]
+
+
+def test_whoever_wants_no_winograd_gets_none(tmp_path, cpu):
+    source, out = Source(str(wide(tmp_path / "wide.onnx"))), ModelFiles(tmp_path / "out")
+    extract.run(source, cpu, ExtractConfig(), origin=Origin(), out=out)
+
+    extract.run(source, cpu, ExtractConfig(winograd="never"), origin=Origin(), out=out)
+
+    assert "conv2d" in tables.read(out.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
+    assert not out.kernels.exists()
+    assert not out.reference.exists()
+
+
+def test_a_setting_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match="winograd must be `auto` or `never`, but got 'always'"):
+        ExtractConfig(winograd="always")

@@ -1,0 +1,48 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm.target import Target
+
+from lib.spaces import tiling
+from lib.spaces.tiling import Registers
+
+AVX512, AVX2 = Registers(32, 16), Registers(16, 8)
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "expected"),
+    [("skylake-avx512", AVX512), ("haswell", AVX2), ("x86-64", Registers(16, 4))],
+)
+def test_registers_are_those_that_the_compiler_may_use(mcpu, expected):
+    target = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2})
+
+    assert tiling.registers(target) == expected
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([AVX512, AVX2]))
+def test_every_tile_divides_the_output_and_fits_the_registers(rows, columns, machine):
+    for tile in tiling.tiles(rows, columns, machine):
+        assert columns % (tile.vectors * tile.lanes) == 0
+        assert tile.rows
+        for row in tile.rows:
+            assert rows % row == 0
+            assert row * tile.vectors + tile.vectors + 1 <= machine.number
+
+
+def test_tiles_of_a_convolution_of_14_pixels_and_256_channels():
+    found = {(row, tile.vectors) for tile in tiling.tiles(14, 256, AVX512) for row in tile.rows}
+
+    # 2 rows by 4 vectors would read four vectors of weights for eight multiply-adds: twice what the cache gives.
+    assert found == {(7, 1), (14, 1), (7, 2), (14, 2)}
+
+
+def test_columns_that_fill_no_vector_have_no_tiles():
+    assert tiling.tiles(14, 3, AVX512) == []
+
+
+def test_columns_that_fill_half_a_vector_take_shorter_ones():
+    assert {tile.lanes for tile in tiling.tiles(14, 24, AVX512)} == {8}
+
+
+def test_one_row_is_no_reason_to_give_up():
+    assert tiling.tiles(1, 1000, AVX512)
