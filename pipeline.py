@@ -262,7 +262,7 @@ class ExtractSubgraphs(ModelTask):
         return Origin(
             digests.of_text(
                 self.model_files.folder.name, self.compile_target.text, version("apache-tvm"),
-                settings.digest(self.extract_config),
+                settings.digest(self.extract_config, extract.REVISION),
             ),
             SESSION,
         )  # fmt: skip
@@ -551,6 +551,8 @@ class TuneModel(TunerTask):
 
     def complete(self) -> bool:
         try:
+            if not self.clone(ClusterFamilies).is_current():  # say, after an upgrade of TVM
+                return False
             self._finished = self.finished_rounds()
             done = self.ended() != "" and (self.replays or self.clone(Report, rounds=self._finished).is_current())
         except TunerError:

@@ -16,8 +16,8 @@ from lib.numerics import random_values
 
 Side = Callable[[], Any]
 
-_TURN_S = 0.7  # of measuring, after as long a warm-up
-_REST_S = 0.7  # in which the threads of the side that ran before go to sleep
+_TURN_S = 0.25  # of measuring, after as long a warm-up
+_REST_S = 0.3  # in which the threads of the side that ran before go to sleep
 
 
 def inputs(folder: Path) -> list[np.ndarray]:

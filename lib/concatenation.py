@@ -14,9 +14,14 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
+from lib import widen, winograd
 from lib.rewrite import dtype, is_call, static_shape
 
-_ELEMENTWISE, _OPAQUE = 0, 8  # relax.OpPatternKind, as FuseOps reads it from the attribute `op_pattern`
+_ELEMENTWISE, _OUT_ELEMENTWISE, _OPAQUE = (
+    0,
+    4,
+    8,
+)  # relax.OpPatternKind, as FuseOps reads it from the attribute `op_pattern`
 _PLACE, _PLACE_ALONE, _JOIN = "place", "alone_place", "join_placed"
 _CALL_TIR = "relax.call_tir"
 
@@ -33,10 +38,13 @@ def place_parts(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def mark_patterns(module: tvm.IRModule) -> tvm.IRModule:
-    """Tell FuseOps what to fuse; after AnnotateTIROpPattern, which takes a shifted write for more than it is."""
+    """Tell FuseOps what to fuse; after AnnotateTIROpPattern, which takes a shifted write for more than it is, and a
+    function of several blocks for one that nothing can be fused into."""
     functions = dict(module.functions_items())
     for gvar, function in module.functions_items():
-        if gvar.name_hint.startswith(_PLACE):
+        if gvar.name_hint.startswith(winograd.FUNCTION):
+            functions[gvar] = function.with_attr("op_pattern", _OUT_ELEMENTWISE)
+        elif gvar.name_hint.startswith((_PLACE, widen.FUNCTION)):
             functions[gvar] = function.with_attr("op_pattern", _ELEMENTWISE)
         elif gvar.name_hint.startswith((_PLACE_ALONE, _JOIN)):
             functions[gvar] = function.with_attr("op_pattern", _OPAQUE)
@@ -91,6 +99,13 @@ def _signature(lookup: Callable[[relax.Var], relax.Expr | None], expr: relax.Exp
     """What computes an image: the operators back to a convolution, with its attributes and shapes."""
     names = []
     while isinstance(expr, relax.Var) and isinstance(call := lookup(expr), relax.Call):
+        function = called(call)
+        if function is not None:
+            names.append(str(function[0].name_hint))
+            expr = function[1][0]
+            if names[-1].startswith(winograd.FUNCTION):
+                return " ".join([*names, *(str(static_shape(argument)) for argument in function[1])])
+            continue
         names.append(call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op))
         expr = call.args[0]
         if is_call(call, "relax.nn.conv2d"):

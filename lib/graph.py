@@ -11,7 +11,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
-from lib import backends, concatenation, structure, winograd
+from lib import backends, concatenation, structure
 from lib.legalize import legalize_ops
 from lib.rewrite import value_of
 
@@ -80,7 +80,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
         module = _without_unknown_rules(module, target)
         module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(
-            winograd.mark_patterns(concatenation.mark_patterns(module))
+            concatenation.mark_patterns(module)
         )
         return transform.AttachAttrLayoutFreeBuffers()(concatenation.write_in_place(module))
 

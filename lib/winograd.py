@@ -7,20 +7,17 @@ additions and memory, those of the kernels are done once, here.
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), sections 3 and 4.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import tvm
 from tvm import relax, te, tirx, topi
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.rewrite import dtype, is_call, static_shape
+from lib.reweight import Replacement, shape_of
+from lib.rewrite import dtype, is_call
 
 FUNCTION = "conv2d_winograd"  # how the functions are named that compute one
 KERNEL = 3
-_CONV = "relax.nn.conv2d"
-_OUT_ELEMENTWISE = 4  # relax.OpPatternKind
 _LANES = 8  # channels that fill a vector
 _FROM_MEMORY, _THROUGH_CACHE = 10, 14  # multiplications
 
@@ -57,21 +54,18 @@ _TRANSFORMS = {
 }  # fmt: skip
 
 
-def rewrite(module: tvm.IRModule, weights: Mapping[str, np.ndarray]) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
-    """Replace convolutions of `main` that gain by it; before operators are fused.
-
-    Args:
-        weights: Values of the parameters that are no inputs, by name.
-
-    Returns:
-        The module, in which the kernels concerned are transformed ones, and their values by name.
-    """
-    function = module["main"]
-    rewriter = _Rewriter(module, function, weights)
-    if not rewriter.tiles:
-        return module, {}
-    module = rewriter.rewritten(function)
-    return module, {name: transformed(weights[name], tile) for name, tile in rewriter.tiles.items()}
+def replacement(call: relax.Call) -> Replacement | None:
+    """What computes a convolution so, where that is faster."""
+    tile = _tile(call)
+    if not tile:
+        return None
+    size = tile + KERNEL - 1
+    return Replacement(
+        kind=(FUNCTION, tile),
+        value=lambda kernel: transformed(kernel, tile),
+        shape=(size, size, *shape_of(call.args[1])[2:]),
+        emit=partial(_emit, tile),
+    )
 
 
 def best_tile(image: tuple[int, int], channels: tuple[int, int], batch: int = 1) -> int:
@@ -152,80 +146,26 @@ def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: tuple[in
     )
 
 
-def mark_patterns(module: tvm.IRModule) -> tvm.IRModule:
-    """Tell FuseOps that what follows such a convolution may be fused into it; after AnnotateTIROpPattern."""
-    functions = {
-        gvar: function.with_attr("op_pattern", _OUT_ELEMENTWISE) if gvar.name_hint.startswith(FUNCTION) else function
-        for gvar, function in module.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs)
-
-
-@mutator
-class _Rewriter(PyExprMutator):
-    def __init__(self, module: tvm.IRModule, function: relax.Function, weights: Mapping[str, np.ndarray]) -> None:
-        super().__init__(module)
-        self.tiles: dict[str, int] = {}  # by name of the kernel
-        self._params = {param: param for param in function.params}
-        for param, calls in _readers(function).items():
-            found = {_applicable(call, param) for call in calls}
-            if str(param.name) in weights and len(found) == 1 and (tile := found.pop()):
-                self.tiles[str(param.name)] = tile
-                *_, i, o = static_shape(param) or ()
-                size = tile + KERNEL - 1
-                self._params[param] = relax.Var(str(param.name), relax.TensorType((size, size, i, o), "float32"))
-
-    def rewritten(self, function: relax.Function) -> tvm.IRModule:
-        """The module with its `main` rewritten."""
-        params = list(self._params.values())
-        for old, new in self._params.items():
-            self.set_var_remap(old, new)
-        body = self.visit_with_new_scope(function.body)
-        changed = relax.Function(params, body, function.ret_ty, function.is_pure, function.attrs)
-        gvar = self.builder_.get().get_global_var("main")
-        self.builder_.update_func(gvar, changed)
-        return self.builder_.get()
-
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        old = call.args[1] if is_call(call, _CONV) else None
-        call = self.visit_expr_post_order(call)
-        if not isinstance(old, relax.Var) or str(old.name) not in self.tiles:
-            return call
-        top, left, bottom, right = (int(p) for p in call.attrs.padding)
-        return self.builder_.call_te(
-            convolution, call.args[0], call.args[1], self.tiles[str(old.name)], (top, left, bottom, right),
-            primfunc_name_hint=FUNCTION,
-        )  # fmt: skip
-
-
-def _readers(function: relax.Function) -> dict[relax.Var, list[relax.Expr]]:
-    """The expressions that read each parameter."""
-    found: dict[relax.Var, list[relax.Expr]] = {param: [] for param in function.params}
-
-    def visit(expr: relax.Expr) -> None:
-        arguments = expr.args if isinstance(expr, relax.Call) else expr.fields if isinstance(expr, relax.Tuple) else []
-        for argument in arguments:
-            if isinstance(argument, relax.Var) and argument in found:
-                found[argument].append(expr)
-
-    relax.analysis.post_order_visit(function, visit)
-    return found
-
-
-def _applicable(call: relax.Expr, param: relax.Var) -> int:
-    """m of the transform for a convolution with a parameter for a kernel; 0 if it is not one, or does not gain."""
-    if not is_call(call, _CONV) or not call.args[1].same_as(param) or dtype(call) != "float32":
+def _tile(call: relax.Call) -> int:
+    """m of the transform for a call; 0 if it is no convolution of the kind, or gains nothing."""
+    if not is_call(call, "relax.nn.conv2d") or dtype(call) != "float32":
         return 0
     attrs = call.attrs
     plain = [int(n) for n in (*attrs.strides, *attrs.dilation, attrs.groups)] == [1] * 5
-    layouts = [str(name) for name in (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)]
-    kernel, out = static_shape(param), static_shape(call)
-    if not plain or layouts not in (["NHWC", "HWIO", "NHWC"], ["NHWC", "HWIO", ""]) or kernel is None or out is None:
+    layouts = [str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout) or "NHWC"]
+    kernel, out = shape_of(call.args[1]), shape_of(call)
+    if not plain or layouts != ["NHWC", "HWIO", "NHWC"] or kernel[:2] != (KERNEL, KERNEL) or not out:
         return 0
-    height, width, inputs, outputs = kernel
-    if (height, width) != (KERNEL, KERNEL) or inputs % _LANES or outputs % _LANES:
+    if kernel[2] % _LANES or kernel[3] % _LANES:
         return 0
-    return best_tile((out[1], out[2]), (inputs, outputs), out[0])
+    return best_tile((out[1], out[2]), (kernel[2], kernel[3]), out[0])
+
+
+def _emit(tile: int, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    top, left, bottom, right = (int(p) for p in call.attrs.padding)
+    return builder.call_te(
+        convolution, call.args[0], call.args[1], tile, (top, left, bottom, right), primfunc_name_hint=FUNCTION
+    )
 
 
 def _entry(matrix: np.ndarray, row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:

@@ -8,15 +8,19 @@ import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import graph, onnx_import, tables, torch_import, winograd, workloads, zoo
+from lib import graph, onnx_import, reweight, tables, torch_import, widen, winograd, workloads, zoo
 from lib.clock import Clock
 from lib.errors import ConfigError, ModelError
 from lib.graph import Model
 from lib.layout import ModelFiles
 from lib.schemas import SUBGRAPHS
 from lib.source import Source, parse_shapes
+from lib.spaces import tiling
 from lib.tables import Origin
 from lib.targets import AnyTarget
+
+
+REVISION = 2  # raised when the same model comes out as other subgraphs than before
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,12 @@ def run(source: Source, target: AnyTarget, config: ExtractConfig, *, origin: Ori
 
 def choose_algorithms(model: Model, target: AnyTarget, config: ExtractConfig) -> Model:
     """Replace what can be computed with less work on this kind of target; the same model if there is nothing."""
-    if config.winograd == "never" or target.kind != "llvm":
+    if target.kind != "llvm":
         return model
-    module, kernels = winograd.rewrite(model.module, model.weights)
-    return Model(module, {**model.weights, **kernels}) if kernels else model
+    widened = widen.replacement(tiling.registers(target.tvm()).lanes)
+    choices = [widened] if config.winograd == "never" else [winograd.replacement, widened]
+    module, changed = reweight.rewrite(model.module, model.weights, choices)
+    return Model(module, {**model.weights, **changed}) if changed else model
 
 
 def _write_module(module: tvm.IRModule, path: Path) -> Path:

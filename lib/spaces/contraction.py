@@ -108,7 +108,7 @@ def tile_sums(
         schedule.unroll(loop)
     schedule.vectorize(lane)
     schedule.reverse_compute_at(sums, places[-1], preserve_unit_loops=True)
-    tiling.vectorize_last(schedule, sums, tile.lanes)
+    tiling.vectorize_last(schedule, sums, _lanes_of(schedule, sums, tile.lanes))
     for producer in producers:
         pad(schedule, producer, task if padded_in_task else None)
     initial = schedule.decompose_reduction(block, sum_outer)
@@ -126,6 +126,12 @@ def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
         schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:-2]))
     extent = tiling.extent_of(schedule, schedule.get_loops(block)[-1])
     tiling.vectorize_last(schedule, block, next(n for n in (16, 8, 4, extent) if extent % n == 0))
+
+
+def _lanes_of(schedule: Schedule, block: SBlockRV, lanes: int) -> int:
+    """Vectors in which the results are stored: of those that were widened (`lib.widen`), no part may be cut off."""
+    columns = int(schedule.get(block).iter_vars[-1].dom.extent)
+    return next(n for n in (lanes, lanes // 2, lanes // 4, 1) if n and columns % n == 0)
 
 
 def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
