@@ -94,9 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--trials-per-subgraph", type=int, default=128)
-    parser.add_argument(
-        "--heaviest", type=int, default=0, help="tune only so many, with most FLOP; 0: all"
-    )
+    parser.add_argument("--heaviest", type=int, default=0, help="tune only so many, with most FLOP; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

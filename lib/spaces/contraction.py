@@ -135,12 +135,19 @@ def _lanes_of(schedule: Schedule, block: SBlockRV, lanes: int) -> int:
 
 
 def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
-    """The block that takes the sums out of the registers: what follows the contraction, or a copy."""
+    """The block that takes the sums out of the registers: the one that follows, or a copy before other sums.
+
+    Raises:
+        ScheduleError: More than one block follows.
+    """
     consumers = schedule.get_consumers(block)
-    if len(consumers) != 1 or schedule.get(consumers[0]).init is not None:
+    if not consumers or schedule.get(consumers[0]).init is not None:
         return schedule.cache_write(block, 0, "local")
-    for other in schedule.get_producers(consumers[0]):  # say, of a mask that is added
+    [consumer, *others] = [*consumers, *schedule.get_consumers(consumers[0])]
+    if others:
+        raise ScheduleError("what follows the sums does not fit into one block")
+    for other in schedule.get_producers(consumer):  # say, of a mask that is added
         if not schedule.get(other).same_as(schedule.get(block)):
             schedule.compute_inline(other)
     schedule.set_scope(block, 0, "local")
-    return consumers[0]
+    return consumer

@@ -7,11 +7,12 @@ from lib.search import Measured, SearchConfig
 from tests.helpers import matmul, run_on
 
 QUICK = SearchConfig(population=32, generations=2)
+PRODUCT = matmul(64, 256, 64)
 
 
 @pytest.fixture(scope="module")
 def sampled(cpu):
-    return search.sample(matmul(), cpu.tvm(), 24, known=set(), seed=1)
+    return search.sample(PRODUCT, cpu.tvm(), 24, known=set(), seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def model(sampled):
 def evolve(cpu, model, sampled, seed=1, n=16):
     parents = [Measured(p.trace, 1.0 + n) for n, p in enumerate(reversed(sampled))]
     known = {p.program for p in sampled}
-    return search.evolve(matmul(), cpu.tvm(), n, model=model, parents=parents, known=known, seed=seed, config=QUICK)
+    return search.evolve(PRODUCT, cpu.tvm(), n, model=model, parents=parents, known=known, seed=seed, config=QUICK)
 
 
 def test_samples_are_distinct_programs_with_features(sampled):
@@ -53,7 +54,7 @@ def test_nothing_known_is_proposed_again(cpu, model, sampled):
 
 def test_evolved_candidates_score_higher_than_random_ones(cpu, model, sampled):
     found = evolve(cpu, model, sampled)
-    random = search.sample(matmul(), cpu.tvm(), 32, known=set(), seed=9)
+    random = search.sample(PRODUCT, cpu.tvm(), 32, known=set(), seed=9)
 
     evolved = [p.score for p in found if p.origin == "evolved"]
 
@@ -71,18 +72,16 @@ def test_a_space_that_is_exhausted_gives_fewer(cpu):
 
 
 def test_a_trace_replayed_from_json_gives_the_same_program(cpu, sampled):
-    assert [workloads.program_hash(search.apply(matmul(), p.trace).mod) for p in sampled] == [
-        p.program for p in sampled
-    ]
+    assert [workloads.program_hash(search.apply(PRODUCT, p.trace).mod) for p in sampled] == [p.program for p in sampled]
 
 
 def test_every_sampled_program_computes_the_product(cpu, sampled):
     rng = np.random.default_rng(0)
-    x, w = rng.normal(size=(16, 64)).astype(np.float32), rng.normal(size=(64, 32)).astype(np.float32)
+    x, w = rng.normal(size=(64, 64)).astype(np.float32), rng.normal(size=(64, 256)).astype(np.float32)
 
     for proposal in sampled[:6]:
-        module = search.apply(matmul(), proposal.trace).mod
-        found = run_on(module, cpu.tvm(), [x, w], np.zeros((16, 32), np.float32))
+        module = search.apply(PRODUCT, proposal.trace).mod
+        found = run_on(module, cpu.tvm(), [x, w], np.zeros((64, 256), np.float32))
         np.testing.assert_allclose(found, x @ w, rtol=1e-4, atol=1e-4)
 
 

@@ -3,9 +3,13 @@ import pytest
 from tvm import relax, te, topi
 from tvm.relax import op
 
-from lib import graph, search, structure, winograd, workloads
+from lib import graph, reweight, search, structure, winograd, workloads
 from tests.helpers import run_on
 from tests.lib.spaces.test_contraction import convolved, sampled
+
+
+def rewrite(module, weights):
+    return reweight.rewrite(module, weights, [winograd.replacement])
 
 
 def workload(tile, size=10, channels=(16, 32), padding=(1, 1, 1, 1)):
@@ -100,7 +104,7 @@ def model(**attrs):
 
 
 def test_a_convolution_that_gains_is_replaced_with_what_follows_it_fused(cpu):
-    module, kernels = winograd.rewrite(*model())
+    module, kernels = rewrite(*model())
 
     [subgraph] = workloads.extract(graph.fuse(module, cpu.tvm()))
 
@@ -111,7 +115,7 @@ def test_a_convolution_that_gains_is_replaced_with_what_follows_it_fused(cpu):
 
 
 def test_its_kernel_may_be_packed(cpu):
-    module, _ = winograd.rewrite(*model())
+    module, _ = rewrite(*model())
 
     [subgraph] = workloads.extract(graph.fuse(module, cpu.tvm()))
 
@@ -122,13 +126,13 @@ def test_its_kernel_may_be_packed(cpu):
 def test_other_convolutions_stay(attrs):
     module, weights = model(**attrs)
 
-    assert winograd.rewrite(module, weights) == (module, {})
+    assert rewrite(module, weights) == (module, {})
 
 
 def test_a_kernel_that_is_no_weight_stays():
     module, _ = model()
 
-    assert winograd.rewrite(module, {}) == (module, {})
+    assert rewrite(module, {}) == (module, {})
 
 
 def test_a_kernel_that_is_read_elsewhere_too_stays():
@@ -141,7 +145,7 @@ def test_a_kernel_that_is_read_elsewhere_too_stays():
             out = builder.emit_output(relax.Tuple([conv, builder.emit(op.exp(w))]))
         builder.emit_func_output(out)
 
-    assert not winograd.rewrite(builder.get(), {"w": np.zeros((3, 3, 64, 64), np.float32)})[1]
+    assert not rewrite(builder.get(), {"w": np.zeros((3, 3, 64, 64), np.float32)})[1]
 
 
 def test_transforms_are_named_in_the_structure():

@@ -25,13 +25,13 @@ def test_a_mutation_changes_one_choice(trace):
     mutator = MutateChoice(0)
 
     for _ in range(20):
-        changed = choices(mutator.apply(trace, None))
+        changed = choices(mutator.apply(trace))
         before = choices(trace)
         assert sum(changed[position] != before[position] for position in changed) == 1
 
 
 def test_equal_seeds_mutate_alike(trace):
-    first, second = ([choices(MutateChoice(seed).apply(trace, None)) for _ in range(5)] for seed in (7, 7))
+    first, second = ([choices(MutateChoice(seed).apply(trace)) for _ in range(5)] for seed in (7, 7))
 
     assert first == second
 
@@ -39,7 +39,7 @@ def test_equal_seeds_mutate_alike(trace):
 def test_copies_of_a_mutator_begin_alike(trace):
     mutator = MutateChoice(3)
 
-    assert choices(mutator.clone().apply(trace, None)) == choices(mutator.apply(trace, None))
+    assert choices(mutator.clone().apply(trace)) == choices(mutator.apply(trace))
 
 
 def test_a_gpu_has_metaschedules_space_alone():

@@ -13,8 +13,8 @@ SIZE, CHANNELS = 14, 32
 
 def depthwise(stride):
     image = te.placeholder((1, SIZE, SIZE, CHANNELS), name="image")
-    weight = te.placeholder((3, 3, CHANNELS, 1), name="weight")
-    out = topi.nn.relu(topi.nn.depthwise_conv2d_nhwc(image, weight, stride, 1, 1))
+    weight = te.placeholder((3, 3, 1, CHANNELS), name="weight")
+    out = topi.nn.relu(topi.nn.group_conv2d_nhwc(image, weight, stride, 1, 1, CHANNELS))
     return workloads.as_workload(te.create_prim_func([image, weight, out]))
 
 
@@ -37,8 +37,8 @@ def windows(image, fill, stride):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_every_program_of_a_depthwise_convolution_computes_it(cpu, stride):
     rng = np.random.default_rng(0)
-    image, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, SIZE, SIZE, CHANNELS), (3, 3, CHANNELS, 1)))
-    expected = np.maximum(np.einsum("nyxcij,ijcm->nyxc", windows(image, 0, stride), weight), 0)
+    image, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, SIZE, SIZE, CHANNELS), (3, 3, 1, CHANNELS)))
+    expected = np.maximum(np.einsum("nyxcij,ijmc->nyxc", windows(image, 0, stride), weight), 0)
 
     schedules = sampled(depthwise(stride), cpu)
 

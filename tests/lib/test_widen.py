@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from lib import graph, reweight, search, widen, workloads
+from lib.spaces import contraction
+
+
+def model(make, weight, *data):
+    """relu(make(x, w)) with seeded weights."""
+    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", data), ("w", weight)))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(builder.emit(op.nn.relu(builder.emit(make(x, w)))))
+        builder.emit_func_output(out)
+    return builder.get(), {"w": np.random.default_rng(0).normal(size=weight).astype(np.float32)}
+
+
+def product(n, m=16, k=8):
+    return model(op.matmul, (k, n), m, k)
+
+
+def convolution(channels, **attrs):
+    def make(x, w):
+        return op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO", padding=1, **attrs)
+
+    return model(make, (3, 3, 16 // attrs.get("groups", 1), channels), 1, 8, 8, 16)
+
+
+def widened(made, lanes=16):
+    return reweight.rewrite(*made, [widen.replacement(lanes)])
+
+
+@pytest.mark.parametrize("made", [product(24), convolution(24), convolution(24, strides=2)])
+def test_what_is_computed_stays_the_same(cpu, made):
+    module, changed = widened(made)
+    shape = [int(n) for n in made[0]["main"].params[0].ty.shape.values]
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+    def run(module, weight):
+        machine = relax.VirtualMachine(tvm.compile(graph.fuse(module, cpu.tvm()), cpu.tvm()), tvm.cpu())
+        return machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(weight)).numpy()
+
+    assert changed["w"].shape[-1] == 32
+    np.testing.assert_allclose(run(module, changed["w"]), run(made[0], made[1]["w"]), rtol=1e-5, atol=1e-5)
+
+
+def test_the_cut_is_fused_and_the_rest_is_tiled_in_whole_vectors(cpu):
+    [subgraph] = workloads.extract(graph.fuse(widened(convolution(24))[0], cpu.tvm()))
+    workload = workloads.load(subgraph.workload)
+
+    found = search.sample(workload, cpu.tvm(), 4, known=set(), seed=0)
+
+    assert subgraph.operators == ["pad", "conv2d", "slice", "max"]
+    assert contraction.fits(workload, cpu.tvm())
+    assert all("T.vectorized(" in search.apply(workload, p.trace).mod.script() for p in found)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (product(32), "its columns fill vectors"),
+        (product(8), "half of each vector would be computed for nothing, as much as shorter ones lose"),
+        (product(24, m=4), "it reads weights more than it computes"),
+        (convolution(24, groups=2), "groups take their channels from the middle"),
+    ],
+)
+def test_what_gains_nothing_stays(made, why):
+    assert widened(made) == (made[0], {}), why
+
+
+def test_two_readers_of_a_weight_share_the_wider_one():
+    x, y = (relax.Var(name, relax.TensorType((16, 8), "float32")) for name in "xy")
+    w = relax.Var("w", relax.TensorType((8, 24), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y, w], attrs={"num_input": 2}):
+        with builder.dataflow():
+            first, second = (builder.emit(op.matmul(data, w)) for data in (x, y))
+            out = builder.emit_output(builder.emit(op.add(first, second)))
+        builder.emit_func_output(out)
+
+    module, changed = widened((builder.get(), {"w": np.zeros((8, 24), np.float32)}))
+
+    assert changed["w"].shape == (8, 32)
+    assert module.script().count("matmul(") == 2
