@@ -56,8 +56,8 @@ def curve(measurements: pd.DataFrame, weights: Mapping[str, int]) -> pd.DataFram
         if subgraph_id in best and latency_s < best[subgraph_id]:
             best[subgraph_id] = latency_s
         rows.append((seconds, n, sum(weight * best[key] for key, weight in weights.items())))
-    found = pd.DataFrame(rows, columns=["seconds", "trials", "latency_s"])
-    return found[np.isfinite(found["latency_s"])]
+    known = [row for row in rows if np.isfinite(row[-1])]
+    return pd.DataFrame(known, columns=["seconds", "trials", "latency_s"])
 
 
 def reached(found: pd.DataFrame, latency_s: float) -> tuple[float, float]:
@@ -87,9 +87,9 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     options = parser.parse_args()
     measured = pd.read_parquet(options.stock / "curve.parquet")
-    weights = dict(measured[["subgraph_id", "weight"]].drop_duplicates().itertuples(index=False))
+    weights: dict[str, int] = dict(measured[["subgraph_id", "weight"]].drop_duplicates().itertuples(index=False))
     mine = tables.read(options.ours.parents[1] / "subgraphs.parquet", schemas.SUBGRAPHS).to_pandas()
-    own = dict(mine.loc[mine["tunable"], ["subgraph_id", "weight"]].itertuples(index=False))
+    own: dict[str, int] = dict(mine.loc[mine["tunable"], ["subgraph_id", "weight"]].itertuples(index=False))
     shared = set(own) & set(weights)
     if len(shared) < len(weights):  # of another graph (Winograd's convolutions): all of it then
         print(f"{len(weights) - len(shared)} of stock's {len(weights)} subgraphs are computed otherwise here: "

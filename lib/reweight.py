@@ -43,8 +43,9 @@ def rewrite(
     found: dict[relax.Var, Replacement] = {}
     for param, readers in _readers(function).items():
         offers = [_first_offer(reader, param, choices) for reader in readers]
-        if str(param.name) in weights and offers and all(o is not None and o.kind == offers[0].kind for o in offers):
-            found[param] = offers[0]
+        agreed = offers[0] if offers else None
+        if str(param.name) in weights and agreed and all(offer and offer.kind == agreed.kind for offer in offers):
+            found[param] = agreed
     if not found:
         return module, {}
     rewritten = _Rewriter(module, found, choices).rewritten(function)

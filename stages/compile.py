@@ -174,7 +174,7 @@ class Built:
             self.reference = tvm.ir.load_json(model.reference.read_text())
             self.reference_weights = folder / "reference-weights.npz"
             weights = {**np.load(model.weights), **np.load(model.kernels)}
-            np.savez(self.reference_weights, **weights)  # type: ignore[arg-type]  # as in extract
+            np.savez(self.reference_weights, **weights)
         self.tuned, self.untuned = folder / "tuned.so", folder / "untuned.so"
         self.packed = folder / "packed.npz"
 

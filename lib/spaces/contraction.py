@@ -140,11 +140,11 @@ def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
     Raises:
         ScheduleError: More than one block follows.
     """
-    consumers = schedule.get_consumers(block)
+    consumers = list(schedule.get_consumers(block))
     if not consumers or schedule.get(consumers[0]).init is not None:
         return schedule.cache_write(block, 0, "local")
-    [consumer, *others] = [*consumers, *schedule.get_consumers(consumers[0])]
-    if others:
+    consumer = consumers[0]
+    if len(consumers) > 1 or schedule.get_consumers(consumer):
         raise ScheduleError("what follows the sums does not fit into one block")
     for other in schedule.get_producers(consumer):  # say, of a mask that is added
         if not schedule.get(other).same_as(schedule.get(block)):
