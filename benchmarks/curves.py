@@ -20,7 +20,7 @@ from lib import schemas, tables
 from lib.layout import RunFiles
 
 _OUT = Path(__file__).parent / "curves"
-_NEAR = 1.05  # times the latency that is to be reached
+NEAR = 1.05  # times the latency that is to be reached
 
 
 def of_run(run: Path) -> pd.DataFrame:
@@ -105,7 +105,7 @@ def main() -> None:
     print(f"{options.name}: stock {final * 1e3:.3f} ms after {stock['seconds'].max():.0f} s and "
           f"{stock['trials'].max():.0f} trials; ours {ours['latency_s'].min() * 1e3:.3f} ms after "
           f"{ours['seconds'].max():.0f} s and {ours['trials'].max():.0f} trials")  # fmt: skip
-    for label, goal in (("to stock's final latency", final), (f"to {_NEAR:.2f} of it", _NEAR * final)):
+    for label, goal in (("to stock's final latency", final), (f"to {NEAR:.2f} of it", NEAR * final)):
         (theirs_s, theirs_n), (ours_s, ours_n) = reached(stock, goal), reached(ours, goal)
         print(f"  {label}: stock {theirs_s:.0f} s, {theirs_n:.0f} trials; ours {ours_s:.0f} s, {ours_n:.0f} trials: "
               f"{theirs_s / ours_s:.1f}x sooner, {theirs_n / ours_n:.1f}x fewer")  # fmt: skip

@@ -247,15 +247,17 @@ class DevicePool:
     # One question at a time.
 
     def compare(
-        self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
+        self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str | None
     ) -> tuple[list[list[float]], list[float]]:
         """See `Pool.compare`; all on one device."""
-        with self._compiled_all(workload, [baseline, *traces], pack=False) as built:
-            in_turn = [0, *list(range(1, len(built))) * repeats, 0]
+        around = [] if baseline is None else [len(traces)]
+        everything = [*traces, *([] if baseline is None else [baseline])]
+        with self._compiled_all(workload, everything, pack=False) as built:
+            in_turn = [*around, *list(range(len(traces))) * repeats, *around]
             latencies = self._time_in_turn(built, in_turn)
             if not all(latencies):  # one of them is to blame: each alone, so that it spoils no other
                 latencies = [self._time_in_turn([each], [0] * in_turn.count(n))[0] for n, each in enumerate(built)]
-        return latencies[1:], latencies[0]
+        return latencies[: len(traces)], [latency for n in around for latency in latencies[n]]
 
     def check(self, workload: str, trace: str, timeout_s: float) -> float | None:
         """See `Pool.check`."""

@@ -45,6 +45,16 @@ def _sigmoid(x: te.Tensor) -> te.Tensor:
     return topi.divide(_constant(1), topi.add(topi.fast_exp(topi.negative(x)), _constant(1)))
 
 
+def _isnan(x: te.Tensor) -> te.Tensor:
+    """By the bits: TVM's own is not vectorised, and what comes with it neither; it takes x != x for false."""
+
+    def of(*index: tirx.Var) -> tirx.Expr:
+        bits = tirx.reinterpret("int32", x(*index)) & tirx.const(0x7FFFFFFF, "int32")
+        return bits > tirx.const(0x7F800000, "int32")
+
+    return te.compute(x.shape, of, name="isnan", tag=topi.tag.ELEMWISE)
+
+
 _Function = Callable[[te.Tensor], te.Tensor]
 
 # What computes a call, from its attributes.
@@ -52,6 +62,7 @@ _MAKE: dict[str, Callable[[relax.Call], _Function]] = {
     "erf": lambda call: topi.fast_erf,
     "exp": lambda call: topi.fast_exp,
     "tanh": lambda call: topi.fast_tanh,
+    "isnan": lambda call: _isnan,
     "sigmoid": lambda call: _sigmoid,
     "nn.silu": lambda call: lambda x: topi.multiply(x, _sigmoid(x)),
     "nn.gelu": lambda call: _gelu,

@@ -92,9 +92,9 @@ class Pool(Runner, Protocol):
     """A runner with devices, which can also settle who wins."""
 
     def compare(
-        self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
+        self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str | None
     ) -> tuple[list[list[float]], list[float]]:
-        """Time programs of one workload in turn, A B C A B C ..., with a baseline before and after.
+        """Time programs of one workload in turn, A B C A B C ..., with a baseline, if there is one, before and after.
 
         Returns:
             For each trace its `repeats` latencies in seconds, and the baseline's two; empty for what failed or

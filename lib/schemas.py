@@ -121,7 +121,7 @@ RESULTS = _schema(
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
         _col("family_id", pa.string(), "1", "key of FAMILIES; empty if not tunable"),
         _col("candidate_id", pa.string(), "1", "what was shipped; null: the untuned schedule", null=True),
-        _col("untuned_s", pa.float64(), "s", "latency of TVM's default schedule, measured again", null=True),
+        _col("untuned_s", pa.float64(), "s", "latency of TVM's default schedule, timed again if near", null=True),
         _col("tuned_s", pa.float64(), "s", "latency of what was shipped, in the same interleaved run", null=True),
         _col("max_error", pa.float64(), "1", "against the untuned program, relative to its largest value", null=True),
         _col("note", pa.string(), "1", "why what was shipped was shipped"),

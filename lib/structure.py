@@ -40,6 +40,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
+from tvm.sym import Analyzer
 
 _SPATIAL, _REDUCTION = 0, 2  # tirx.IterVar.iter_type
 _FUNCTIONS = ("exp", "erf", "tanh", "sqrt", "rsqrt", "pow", "sigmoid", "log")
@@ -60,7 +61,7 @@ MOVEMENTS = ("concat", "place", "slice", "transpose", "reshape", "reverse", "bro
 
 def operators(module: tvm.IRModule) -> list[str]:
     """What each block computes, in program order; blocks that copy element by element are left out."""
-    names = [_name(block) for block in leaf_blocks(module["main"])]
+    names = [operator(block) for block in leaf_blocks(module["main"])]
     return [name for name in names if name != "copy"]
 
 
@@ -117,6 +118,7 @@ class Roles:
     rows: tuple[int, ...]  # in the data alone, in the order of the output
     columns: int  # in the weights alone, and last in the output
     reduction: tuple[int, ...]
+    groups: int = 1  # of columns, one after the other, each with data of its own
 
 
 def roles(block: SBlock) -> Roles | None:
@@ -127,18 +129,30 @@ def roles(block: SBlock) -> Roles | None:
     axes = [axis.var for axis in block.iter_vars]
     kinds = [int(axis.iter_type) for axis in block.iter_vars]
     column = _stored(block).indices[-1]
-    weight, data = product if column in _vars(product[0].indices) else product[::-1]
+    weight, data = product if product[0].indices[-1].same_as(column) else product[::-1]
     of_weight, of_data = _vars(weight.indices), _vars(data.indices)
-    if column not in axes or column in of_data or not weight.indices[-1].same_as(column):
+    groups = _groups(data, column, _extents(block).get(column, 0))
+    if column not in axes or not groups or not weight.indices[-1].same_as(column):
         return None
     spatial = [n for n, kind in enumerate(kinds) if kind == _SPATIAL]
     rows = tuple(n for n in spatial if axes[n] not in of_weight)
-    batch = tuple(n for n in spatial if axes[n] in of_weight and axes[n] in of_data)
+    batch = tuple(n for n in spatial if axes[n] in of_weight and axes[n] in of_data - {column})
     columns = [n for n in spatial if n not in rows and n not in batch]
     reduction = tuple(n for n, kind in enumerate(kinds) if kind == _REDUCTION)
     if not rows or not reduction or len(columns) != 1 or not axes[columns[0]].same_as(column):
         return None
-    return Roles(batch, rows, columns[0], reduction)
+    return Roles(batch, rows, columns[0], reduction, groups)
+
+
+def _groups(data: Any, column: Any, extent: int) -> int:
+    """Into how many groups columns fall by the data that they read; 0 if single ones read data of their own."""
+    divisions = [div for div in _walk(data.indices, tirx.FloorDiv) if div.a.same_as(column)]
+    sizes = {int(div.b) for div in divisions if isinstance(div.b, tirx.IntImm)}
+    everywhere = sum(var.same_as(column) for index in data.indices for var in _walk(index, tirx.Var))
+    if everywhere != len(divisions) or len(sizes) > 1:
+        return 0
+    size = sizes.pop() if sizes else extent
+    return extent // size if size and extent % size == 0 else 0
 
 
 def window_roles(block: SBlock) -> Roles | None:
@@ -146,7 +160,7 @@ def window_roles(block: SBlock) -> Roles | None:
 
     None if it is another block: one that sums over channels, or does not slide.
     """
-    if block.init is None or len(_walk(block.body, tirx.BufferStore)) > 2 or _name(block) not in _BY_CHANNEL:
+    if block.init is None or len(_walk(block.body, tirx.BufferStore)) > 2 or operator(block) not in _BY_CHANNEL:
         return None
     store = _stored(block)
     axes = [axis.var for axis in block.iter_vars]
@@ -159,6 +173,67 @@ def window_roles(block: SBlock) -> Roles | None:
     rows = tuple(n for n, kind in enumerate(kinds) if kind == _SPATIAL and n != place)
     reduction = tuple(n for n, kind in enumerate(kinds) if kind == _REDUCTION)
     return Roles((), rows, place, reduction) if len(rows) >= 2 and reduction else None
+
+
+def row_extents(block: SBlock) -> tuple[int, ...] | None:
+    """The extents of a sum (or maximum, or minimum) in float32 over the last axis of what it reads: those of its result
+    and that of the sum. None if it is another block, or a product of two tensors."""
+    *spatial, last = block.iter_vars
+    store = _stored(block)
+    if block.init is None or len(_walk(block.body, tirx.BufferStore)) > 1 or str(store.buffer.dtype) != "float32":
+        return None
+    if int(last.iter_type) != _REDUCTION or any(int(axis.iter_type) != _SPATIAL for axis in spatial):
+        return None
+    if not isinstance(store.value, (tirx.Add, tirx.Max, tirx.Min)) or _product(block) is not None:
+        return None
+    loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    rows = [load for load in loads if last.var in _vars(load.indices)]
+    if not rows or not all(load.indices[-1].same_as(last.var) for load in rows):
+        return None
+    return tuple(_extents(block).values())
+
+
+def last_axis(block: SBlock) -> int:
+    """The position of the axis along which the results of a block lie together."""
+    last = _stored(block).indices[-1]
+    return next(n for n, axis in enumerate(block.iter_vars) if axis.var.same_as(last))
+
+
+def summed_axis(block: SBlock) -> int:
+    """The position of the first axis that a block sums over."""
+    return next(n for n, axis in enumerate(block.iter_vars) if int(axis.iter_type) == _REDUCTION)
+
+
+def transposed(block: SBlock) -> int | None:
+    """Which axis of an element-wise block lies together in a tensor that it reads, where another one does in what it
+    writes: its position. None if there is none, or it is not the only one."""
+    stores = _walk(block.body, tirx.BufferStore)
+    if block.init is not None or len(stores) != 1 or _walk(block.body, tirx.For):
+        return None
+    axes = [axis.var for axis in block.iter_vars]
+    extents = _extents(block)
+    last = stores[0].indices[-1]
+    if not axes or not last.same_as(axes[-1]) or extents[axes[-1]] == 1:
+        return None
+    found = set()
+    for load in _walk(stores[0].value, tvm.ir.TensorLoad):
+        steps = [_step(load, axes, axis) if extents[axis] > 1 else 0 for axis in axes]
+        if steps[-1] > 1:
+            found |= {n for n, step in enumerate(steps) if step == 1}
+    return found.pop() if len(found) == 1 else None
+
+
+def _step(load: Any, axes: Sequence[Any], axis: Any) -> int:
+    """How far apart in memory two elements are that are read at the first two places along an axis; 0 if that is not
+    known before."""
+    ends = []
+    for place in (0, 1):
+        values = {var: tirx.IntImm(var.ty.dtype, place if var.same_as(axis) else 0) for var in axes}
+        address: Any = 0
+        for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
+            address = address * extent + tvm_ffi.structural_map(index, (tirx.Var, lambda v, at=values: at.get(v, v)))
+        ends.append(Analyzer().simplify(address))
+    return int(ends[1]) - int(ends[0]) if all(isinstance(end, tirx.IntImm) for end in ends) else 0
 
 
 def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
@@ -232,7 +307,8 @@ def _extents(block: SBlock) -> dict[Any, int]:
     return {var: int(extent) if isinstance(extent, tirx.IntImm) else 0 for var, extent in extents.items()}
 
 
-def _name(block: SBlock) -> str:
+def operator(block: SBlock) -> str:
+    """What a block computes: a name as in `operators`, or `copy`."""
     if _walk(block.body, tirx.For) or not _walk(block.body, tirx.BufferStore):
         return "opaque"  # loops within a block, or a call: no schedule reaches into it
     return _reduction(block) if block.init is not None else _elementwise(block)

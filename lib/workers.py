@@ -236,12 +236,12 @@ class LocalPool:
                         yield from self._time_phase(worker, done, best, pending)
 
     def compare(
-        self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str
+        self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str | None
     ) -> tuple[list[list[float]], list[float]]:
         """See `Pool.compare`."""
-        before = self._in_turn(workload, [baseline], 1)[0]
+        before = self._in_turn(workload, [baseline], 1)[0] if baseline is not None else []
         latencies = self._in_turn(workload, traces, repeats)
-        after = self._in_turn(workload, [baseline], 1)[0] if before else []
+        after = self._in_turn(workload, [baseline], 1)[0] if baseline is not None and before else []
         return latencies, before + after
 
     def _in_turn(self, workload: str, traces: Sequence[str], repeats: int) -> list[list[float]]:

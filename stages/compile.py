@@ -26,6 +26,7 @@ from lib.workers import WorkerDied, WorkerTimeout
 Say = Callable[[str], None]
 
 _TURN_S = 0.5  # for which a whole model is timed before the other one has its turn
+_HOPELESS = 10  # times as slow as the fastest candidate: an untuned program that is not timed again
 _OPERATIONS = 8  # that may take `timeout_s` each, before a device elsewhere ends the session
 
 
@@ -133,17 +134,23 @@ def run(
 
 
 def choose(subgraph: Mapping[str, Any], family_id: str, so_far: History, config: CompileConfig, pool: Pool) -> Choice:
-    """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run."""
+    """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run.
+
+    An untuned program that was ten times as slow as the best when it was measured is not timed again: a naive loop nest
+    of a large convolution takes seconds a run, and its place is known.
+    """
     subgraph_id, workload = subgraph["subgraph_id"], subgraph["workload"]
     untuned = Choice(subgraph_id, family_id, None, None, None, None, subgraph["note"])
-    finalists = [p for p in so_far.of(subgraph_id).fastest if p.trace != search.EMPTY_TRACE][: config.finalists]
+    past = so_far.of(subgraph_id)
+    finalists = [p for p in past.fastest if p.trace != search.EMPTY_TRACE][: config.finalists]
     if not subgraph["tunable"]:
         return untuned
     if not finalists:
         return replace(untuned, note="no candidate worked")
     traces = [program.trace for program in finalists]
-    latencies, base = pool.compare(workload, traces, config.repeats, baseline=search.EMPTY_TRACE)
-    base_s = median(base) if base else None
+    beaten = past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s
+    latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else search.EMPTY_TRACE)
+    base_s = past.untuned_s if beaten else median(base) if base else None
     ranked = sorted(
         (median(found), program.candidate_id, program.trace)
         for found, program in zip(latencies, finalists, strict=True)

@@ -26,11 +26,13 @@ REVISION = 2  # raised when the same model comes out as other subgraphs than bef
 class ExtractConfig:
     """How a model is turned into subgraphs."""
 
-    winograd: str = "auto"  # where it saves time, for convolutions on CPUs; or `never`
+    winograd: str = "auto"  # convolutions on CPUs, where it saves time; or `never`
+    widen: str = "auto"  # channels on CPUs, where they do not fill vectors; or `never`
 
     def __post_init__(self) -> None:
-        if self.winograd not in ("auto", "never"):
-            raise ConfigError(f"[extract] winograd must be `auto` or `never`, but got {self.winograd!r}.")
+        for name, value in asdict(self).items():
+            if value not in ("auto", "never"):
+                raise ConfigError(f"[extract] {name} must be `auto` or `never`, but got {value!r}.")
 
 
 def run(source: Source, target: AnyTarget, config: ExtractConfig, *, origin: Origin, out: ModelFiles) -> Path:
@@ -65,7 +67,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: ExtractConfig) ->
     if target.kind != "llvm":
         return model
     widened = widen.replacement(tiling.registers(target.tvm()).lanes)
-    choices = [widened] if config.winograd == "never" else [winograd.replacement, widened]
+    ways = [(config.winograd, winograd.replacement), (config.widen, widened)]
+    choices = [way for wanted, way in ways if wanted == "auto"]
     module, changed = reweight.rewrite(model.module, model.weights, choices)
     return Model(module, {**model.weights, **changed}) if changed else model
 

@@ -11,17 +11,17 @@ from tvm.s_tir.meta_schedule.space_generator import PostOrderApply, SpaceGenerat
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 
-from lib.spaces import contraction, window, winograd
+from lib.spaces import contraction, rows, transposition, window, winograd
 
 
 def generators(workload: tvm.IRModule, target: Target, seed: int) -> Iterator[SpaceGenerator | str]:
     """Spaces for a workload, the first that has programs of it to be taken: ours for what they know, on CPUs, then
     what MetaSchedule has for everything."""
-    rule = _rule(workload, target)
-    if rule is not None:
-        rules = [ms.schedule_rule.InlineConstantScalars(), _auto_inline(), rule]
+    rules = _rules(workload, target)
+    if rules:
         postprocs = [ms.postproc.DisallowDynamicLoop(), ms.postproc.RewriteLayout()]
         mutators = {ms.mutator.MutateTileSize(): 0.5, MutateChoice(seed): 0.5}
+        rules = [ms.schedule_rule.InlineConstantScalars(), *rules]
         yield PostOrderApply(sch_rules=rules, postprocs=postprocs, mutator_probs=mutators)
     yield "post-order-apply"
 
@@ -31,16 +31,20 @@ def has_choices(sketches: Sequence[Schedule]) -> bool:
     return any(sketch.trace.decisions for sketch in sketches)
 
 
-def _rule(workload: tvm.IRModule, target: Target) -> ms.schedule_rule.PyScheduleRule | None:
+def _rules(workload: tvm.IRModule, target: Target) -> list[ms.schedule_rule.ScheduleRule]:
     if target.kind.name != "llvm":
-        return None
+        return []
     if winograd.fits(workload):
-        return winograd.WinogradPasses()
+        return [_auto_inline(), winograd.WinogradPasses()]
     if contraction.fits(workload, target):
-        return contraction.RegisterTile()
+        return [_auto_inline(), contraction.RegisterTile()]
     if window.fits(workload, target):
-        return window.SlidingWindow()
-    return None
+        return [_auto_inline(), window.SlidingWindow()]
+    if rows.fits(workload, target):
+        return [rows.RowByRow()]  # which inlines where that pays
+    if transposition.fits(workload, target):
+        return [_auto_inline(), transposition.TiledTransposition()]
+    return []
 
 
 def _auto_inline() -> ms.schedule_rule.AutoInline:

@@ -41,7 +41,8 @@ def fits(workload: tvm.IRModule, target: Target) -> bool:
     if found is None:
         return False
     extents = [int(axis.dom.extent) for axis in reductions[0].iter_vars]
-    return bool(tiling.tiles(extents[found.rows[-1]], extents[found.columns], tiling.registers(target)))
+    columns = extents[found.columns] // found.groups
+    return bool(tiling.tiles(extents[found.rows[-1]], columns, tiling.registers(target)))
 
 
 @derived_object
@@ -62,7 +63,7 @@ class RegisterTile(ms.schedule_rule.PyScheduleRule):
             return [schedule]
         extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
         found = []
-        for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], self.machine):
+        for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns] // roles.groups, self.machine):
             for padded_in_task in (False, True) if schedule.get_producers(block) else (False,):
                 sketch = schedule.copy()
                 try:
@@ -90,7 +91,11 @@ def tile_sums(
     sums = epilogue(schedule, block)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     last_row, row = schedule.split(last_row, [None, tiling.choice(schedule, tile.rows)])
-    column, vector, lane = schedule.split(loops[roles.columns], [None, tile.vectors, tile.lanes])
+    columns, groups = loops[roles.columns], []
+    if roles.groups > 1:
+        group, columns = schedule.split(columns, [roles.groups, None])
+        groups.append(group)
+    column, vector, lane = schedule.split(columns, [None, tile.vectors, tile.lanes])
     *window, last_sum = [loops[n] for n in roles.reduction]
     extent = tiling.extent_of(schedule, last_sum)
     steps = [n for n in _UNROLLED if extent % n == 0] or [extent if extent < _UNROLLED[-1] else 1]
@@ -99,7 +104,7 @@ def tile_sums(
     rest = [] if shared_out is last_row else [last_row]
     rows_0, rows_1 = tiling.halves(schedule, shared_out)
     columns_0, columns_1 = tiling.halves(schedule, column)
-    tasks = [*(loops[n] for n in roles.batch), *outer_rows, rows_0, columns_0]
+    tasks = [*(loops[n] for n in roles.batch), *groups, *outer_rows, rows_0, columns_0]
     places = [columns_1, rows_1, *rest]
     schedule.reorder(*tasks, *places, sum_outer, *window, sum_inner, row, vector, lane)
     task = schedule.fuse(*tasks)

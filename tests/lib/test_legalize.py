@@ -90,3 +90,11 @@ def test_half_precision_is_left_to_tvm(function):
     made = module(function, np.ones((2, 3), np.float16))
 
     tvm.ir.assert_structural_equal(legalize_ops()(made), relax.transform.LegalizeOps()(made))
+
+
+def test_what_is_no_number_is_found_in_vectors(cpu):
+    x = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1, 3e38] * 8, np.float32)
+
+    np.testing.assert_array_equal(computed(op.isnan, x), np.isnan(x))
+    found = legalize_ops()(module(op.isnan, x)).script()
+    assert "T.reinterpret" in found

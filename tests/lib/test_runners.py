@@ -182,6 +182,15 @@ def test_programs_are_compared_in_turn_with_the_baseline_before_and_after(pool_o
     assert len(base) == 2
 
 
+def test_programs_are_compared_without_a_baseline(pool_of_devices):
+    traces = traces_of(matmul(), pool_of_devices, 2)
+
+    found, base = pool_of_devices.compare(job("", matmul()).workload, traces, 2, baseline=None)
+
+    assert [len(latencies) for latencies in found] == [2, 2]
+    assert base == []
+
+
 def test_one_program_that_fails_spoils_no_other(pool_of_devices):
     traces = [*traces_of(matmul(), pool_of_devices, 1), '[["nonsense"]]']
 

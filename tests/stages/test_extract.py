@@ -35,10 +35,13 @@ def test_a_model_that_cannot_be_read_leaves_nothing_behind(tmp_path, cpu, model)
     assert not (tmp_path / "out").exists()
 
 
-def wide(path):
+def wide(path, channels=32):
     """An ONNX file with one 3x3 convolution, large enough to gain by Winograd's way."""
-    weight = np.random.default_rng(0).normal(size=(32, 32, 3, 3)).astype(np.float32)
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 32, 24, 24]) for name in "xy"]
+    weight = np.random.default_rng(0).normal(size=(channels, 32, 3, 3)).astype(np.float32)
+    value = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, n, 24, 24])
+        for name, n in (("x", 32), ("y", channels))
+    ]
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4)
     made = helper.make_graph([node], "g", value[:1], value[1:], [onnx.numpy_helper.from_array(weight, "w")])
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
@@ -56,6 +59,17 @@ def test_a_convolution_that_is_computed_otherwise_is_kept_as_it_was(tmp_path, cp
         "winograd_conv2d"
     }
     assert [a.shape for a in np.load(out.weights).values()] == [(6, 6, 32, 32)]
+
+
+def test_whoever_wants_no_wider_channels_gets_none(tmp_path, cpu):
+    out, source = ModelFiles(tmp_path / "model"), Source(str(wide(tmp_path / "wide.onnx", channels=20)))
+    found = {}
+    for widen in ("auto", "never"):
+        config = ExtractConfig(winograd="never", widen=widen)
+        extract.run(source, cpu, config, origin=Origin(), out=out)
+        found[widen] = {value.shape[-1] for value in np.load(out.weights).values() if value.ndim == 4}
+
+    assert found == {"auto": {32}, "never": {20}}
 
 
 def test_whoever_wants_no_winograd_gets_none(tmp_path, cpu):

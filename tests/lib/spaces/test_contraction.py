@@ -64,6 +64,35 @@ def test_every_program_of_a_convolution_computes_it(cpu, kernel, stride):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def grouped(groups=2, channels=(16, 32), size=14):
+    """A 3x3 convolution in groups, with ReLU."""
+    image = te.placeholder((1, size, size, channels[0]), name="image")
+    weight = te.placeholder((3, 3, channels[0] // groups, channels[1]), name="weight")
+    out = topi.nn.relu(topi.nn.group_conv2d_nhwc(image, weight, 1, 1, 1, groups))
+    return workloads.as_workload(te.create_prim_func([image, weight, out]))
+
+
+def test_every_program_of_a_convolution_in_groups_computes_it(cpu):
+    rng = np.random.default_rng(0)
+    image, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, 14, 14, 16), (3, 3, 8, 32)))
+    parts = [convolved(image[..., 8 * n : 8 * n + 8], weight[..., 16 * n : 16 * n + 16], 1) for n in (0, 1)]
+    expected = np.maximum(np.concatenate(parts, axis=-1), 0)
+
+    schedules = sampled(grouped(), cpu)
+
+    assert contraction.fits(grouped(), cpu.tvm())
+    assert len(schedules) > 6
+    for schedule in schedules:
+        assert is_tiled(schedule)
+        found = run_on(schedule.mod, cpu.tvm(), [image, weight], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [16, 32])
+def test_groups_of_few_channels_are_left_alone(cpu, groups):
+    assert not contraction.fits(grouped(groups, (32, 32)), cpu.tvm())
+
+
 def test_sums_that_nothing_follows_are_copied_out(cpu):
     workload = convolution(bias=False)
     rng = np.random.default_rng(0)

@@ -1,0 +1,70 @@
+"""A space for transpositions on CPUs: square-like tiles, so that what is read and what is written share cache lines.
+
+What lies together in the result lies apart in what is read. Through whole rows of the one, each number of the other is
+in another cache line, gone before its neighbour is wanted. In a tile all lines are used up. Which of the two sides is
+taken in vectors, and how large a tile is, is left to the search.
+"""
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.target import Target
+
+from lib import structure
+from lib.spaces import tiling
+
+_SIDES = (4, 8, 16)  # of a tile; each number in it is moved by instructions of its own
+
+
+def fits(workload: tvm.IRModule, _target: Target) -> bool:
+    """Whether a workload, all in one block, moves a tensor so that other numbers lie together."""
+    schedule = Schedule(workload, debug_mask="none")
+    *before, last = [schedule.get_sblock(block.name_hint) for block in structure.leaf_blocks(workload["main"])]
+    if any(schedule.get(block).init is not None for block in (*before, last)):
+        return False
+    try:
+        for block in before:
+            schedule.compute_inline(block)
+    except ScheduleError:
+        return False
+    return structure.transposed(schedule.get(last)) is not None
+
+
+@derived_object
+class TiledTransposition(ms.schedule_rule.PyScheduleRule):
+    """Gives such a block a sketch for each side that may be taken in vectors; leaves every other block alone."""
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None: ...
+
+    def apply(self, schedule: Schedule, block: SBlockRV) -> list[Schedule]:
+        """See `PyScheduleRule.apply`; all other blocks were inlined before."""
+        read = structure.transposed(schedule.get(block))
+        if read is None or schedule.get_producers(block) or schedule.get_consumers(block):
+            return [schedule]
+        sketches = [schedule.copy(), schedule.copy()]
+        for sketch, reads_vectors in zip(sketches, (False, True), strict=True):
+            _sketch(sketch, block, read, reads_vectors=reads_vectors)
+        return sketches
+
+    def clone(self) -> "TiledTransposition":
+        """Another one: TVM copies rules for each thread."""
+        return TiledTransposition()
+
+
+def _sketch(schedule: Schedule, block: SBlockRV, read: int, *, reads_vectors: bool) -> None:
+    loops = schedule.get_loops(block)
+    source, result = loops.pop(read), loops.pop()
+    source_0, source_1 = schedule.split(source, [None, _side(schedule, source)])
+    result_0, result_1 = schedule.split(result, [None, _side(schedule, result)])
+    unrolled, vector = (result_1, source_1) if reads_vectors else (source_1, result_1)
+    schedule.reorder(*loops, source_0, result_0, unrolled, vector)
+    schedule.parallel(schedule.fuse(*loops, source_0, result_0))
+    schedule.unroll(unrolled)
+    schedule.vectorize(vector)
+
+
+def _side(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV) -> tvm.s_tir.schedule.ExprRV:
+    extent = tiling.extent_of(schedule, loop)
+    return tiling.choice(schedule, [n for n in _SIDES if extent % n == 0] or [1])
