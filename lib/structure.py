@@ -204,9 +204,28 @@ def summed_axis(block: SBlock) -> int:
     return next(n for n, axis in enumerate(block.iter_vars) if int(axis.iter_type) == _REDUCTION)
 
 
+def period(block: SBlock) -> int:
+    """The length of the stretches into which a block cuts the last axis of what it writes to find what it reads, as
+    reshapes and channel shuffles do; 0 if it does not, or in several ways."""
+    stores = _walk(block.body, tirx.BufferStore)
+    last = block.iter_vars[-1].var if block.iter_vars else None
+    if len(stores) != 1 or last not in _vars([stores[0].indices[-1]]):
+        return 0
+    analyzer = Analyzer()
+    for axis in block.iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+    loads = _walk(stores[0].value, tvm.ir.TensorLoad)
+    indices = [analyzer.simplify(index) for load in loads for index in load.indices]
+    cuts = [cut for kind in (tirx.FloorDiv, tirx.FloorMod) for cut in _walk(indices, kind)]
+    lengths = {int(cut.b) for cut in cuts if cut.a.same_as(last) and isinstance(cut.b, tirx.IntImm)}
+    length = lengths.pop() if len(lengths) == 1 else 0
+    return length if length > 1 and _extents(block)[last] % length == 0 else 0
+
+
 def transposed(block: SBlock) -> int | None:
     """Which axis of an element-wise block lies together in a tensor that it reads, where another one does in what it
-    writes: its position. None if there is none, or it is not the only one."""
+    writes: its position, or that after the last where stretches of the last axis lie apart (see `period`) and so do
+    their elements. None if there is none, or it is not the only one."""
     stores = _walk(block.body, tirx.BufferStore)
     if block.init is not None or len(stores) != 1 or _walk(block.body, tirx.For):
         return None
@@ -215,19 +234,21 @@ def transposed(block: SBlock) -> int | None:
     last = stores[0].indices[-1]
     if not axes or not last.same_as(axes[-1]) or extents[axes[-1]] == 1:
         return None
-    found = set()
+    found: set[int] = set()
+    length = period(block)
     for load in _walk(stores[0].value, tvm.ir.TensorLoad):
-        steps = [_step(load, axes, axis) if extents[axis] > 1 else 0 for axis in axes]
+        steps = [_step(load, axes, axis, 1) if extents[axis] > 1 else 0 for axis in axes]
         if steps[-1] > 1:
+            steps += [_step(load, axes, last, length)] if length else []
             found |= {n for n, step in enumerate(steps) if step == 1}
     return found.pop() if len(found) == 1 else None
 
 
-def _step(load: Any, axes: Sequence[Any], axis: Any) -> int:
-    """How far apart in memory two elements are that are read at the first two places along an axis; 0 if that is not
-    known before."""
+def _step(load: Any, axes: Sequence[Any], axis: Any, far: int) -> int:
+    """How far apart in memory two elements are that are read at the first place along an axis, and so far from it; 0
+    if that is not known before."""
     ends = []
-    for place in (0, 1):
+    for place in (0, far):
         values = {var: tirx.IntImm(var.ty.dtype, place if var.same_as(axis) else 0) for var in axes}
         address: Any = 0
         for index, extent in zip(load.indices, load.source.ty.shape, strict=True):

@@ -29,16 +29,30 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
     weight, out = shape_of(call.args[1]), shape_of(call)
     if not weight or not out or not _has_columns_last(call, weight):
         return None
-    columns = weight[-1]
+    groups = _groups(call)
+    columns = weight[-1] // groups
     wider = -(-columns // lanes) * lanes
     if int(np.prod(out[:-1])) < _MIN_ROWS or not _pays(columns, wider, lanes):
         return None
+    if groups > 1 and columns < lanes // 2:  # depthwise, or nearly: most of what was computed would be for nothing
+        return None
     return Replacement(
-        kind=(FUNCTION, wider),
-        value=lambda value: np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, wider - columns)]),
-        shape=(*weight[:-1], wider),
+        kind=(FUNCTION, groups, wider),
+        value=partial(_padded, groups, wider - columns),
+        shape=(*weight[:-1], groups * wider),
         emit=partial(_emit, columns),
     )
+
+
+def _groups(call: relax.Call) -> int:
+    """Into how many groups the columns fall, each with channels of its own."""
+    return 1 if is_call(call, "relax.matmul") else int(call.attrs.groups)
+
+
+def _padded(groups: int, more: int, weight: np.ndarray) -> np.ndarray:
+    """A weight with so many columns of zeros after those of each group."""
+    apart = weight.reshape(*weight.shape[:-1], groups, -1)
+    return np.pad(apart, [(0, 0)] * (apart.ndim - 1) + [(0, more)]).reshape(*weight.shape[:-1], -1)
 
 
 def _has_columns_last(call: relax.Call, weight: tuple[int, ...]) -> bool:
@@ -47,7 +61,7 @@ def _has_columns_last(call: relax.Call, weight: tuple[int, ...]) -> bool:
         return len(weight) == 2
     attrs = call.attrs
     layouts = [str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout) or "NHWC"]
-    return layouts == ["NHWC", "HWIO", "NHWC"] and int(attrs.groups) == 1
+    return layouts == ["NHWC", "HWIO", "NHWC"]
 
 
 def _pays(columns: int, wider: int, lanes: int) -> bool:
@@ -63,11 +77,17 @@ def _emit(columns: int, builder: relax.BlockBuilder, call: relax.Call) -> relax.
     else:
         wide = op.nn.conv2d(
             *call.args, strides=[int(s) for s in attrs.strides], padding=[int(p) for p in attrs.padding],
-            dilation=[int(d) for d in attrs.dilation], data_layout="NHWC", kernel_layout="HWIO", out_dtype=dtype(call),
+            dilation=[int(d) for d in attrs.dilation], groups=int(attrs.groups), data_layout="NHWC",
+            kernel_layout="HWIO", out_dtype=dtype(call),
         )  # fmt: skip
-    return builder.call_te(partial(_cut, columns), builder.emit(wide), primfunc_name_hint=FUNCTION)
+    cut = partial(_cut, _groups(call), columns)
+    return builder.call_te(cut, builder.emit(wide), primfunc_name_hint=FUNCTION)
 
 
-def _cut(columns: int, wide: te.Tensor) -> te.Tensor:
-    shape = [*wide.shape[:-1], tirx.IntImm("int64", columns)]
-    return te.compute(shape, lambda *index: wide(*index), name=FUNCTION)
+def _cut(groups: int, columns: int, wide: te.Tensor) -> te.Tensor:
+    shape, wider = [*wide.shape[:-1], tirx.IntImm("int64", groups * columns)], int(wide.shape[-1]) // groups
+
+    def place(column: tirx.Var) -> tirx.Expr:
+        return column if groups == 1 else column // columns * wider + column % columns
+
+    return te.compute(shape, lambda *index: wide(*index[:-1], place(index[-1])), name=FUNCTION)

@@ -89,6 +89,9 @@ def tile_sums(
     """Tile a contraction, and place the blocks before it that pad its data."""
     loops = schedule.get_loops(block)
     sums = epilogue(schedule, block)
+    for following in schedule.get_consumers(sums):
+        if structure.period(schedule.get(following)):
+            results_apart(schedule, following, tile.lanes)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     last_row, row = schedule.split(last_row, [None, tiling.choice(schedule, tile.rows)])
     columns, groups = loops[roles.columns], []
@@ -133,6 +136,19 @@ def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
     tiling.vectorize_last(schedule, block, next(n for n in (16, 8, 4, extent) if extent % n == 0))
 
 
+def results_apart(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
+    """What follows the sums and reads them in stretches, as a parallel pass of its own."""
+    length = structure.period(schedule.get(block))
+    while following := schedule.get_consumers(block):
+        schedule.compute_inline(block)
+        [block] = following
+    *outer, last = schedule.get_loops(block)
+    stretch, last = schedule.split(last, [None, length])
+    _, lane = schedule.split(last, [None, next(n for n in (lanes, lanes // 2, lanes // 4, 1) if length % n == 0)])
+    schedule.parallel(schedule.fuse(*outer, stretch))
+    schedule.vectorize(lane)
+
+
 def _lanes_of(schedule: Schedule, block: SBlockRV, lanes: int) -> int:
     """Vectors in which the results are stored: of those that were widened (`lib.widen`), no part may be cut off."""
     columns = int(schedule.get(block).iter_vars[-1].dom.extent)
@@ -140,7 +156,8 @@ def _lanes_of(schedule: Schedule, block: SBlockRV, lanes: int) -> int:
 
 
 def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
-    """The block that takes the sums out of the registers: the one that follows, or a copy before other sums.
+    """The block that takes the sums out of the registers: the one that follows, or a copy before what cannot be moved
+    to where they are: other sums, or stretches of columns (`lib.widen`, with groups).
 
     Raises:
         ScheduleError: More than one block follows.
@@ -149,6 +166,8 @@ def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
     if not consumers or schedule.get(consumers[0]).init is not None:
         return schedule.cache_write(block, 0, "local")
     consumer = consumers[0]
+    if len(consumers) == 1 and structure.period(schedule.get(consumer)):
+        return schedule.cache_write(block, 0, "local")
     if len(consumers) > 1 or schedule.get_consumers(consumer):
         raise ScheduleError("what follows the sums does not fit into one block")
     for other in schedule.get_producers(consumer):  # say, of a mask that is added

@@ -1,4 +1,4 @@
-"""A space for transpositions on CPUs: square-like tiles, so that what is read and what is written share cache lines.
+"""A space for transpositions and channel shuffles on CPUs: square-like tiles, so that what is read and what is written share cache lines.
 
 What lies together in the result lies apart in what is read. Through whole rows of the one, each number of the other is
 in another cache line, gone before its neighbour is wanted. In a tile all lines are used up. Which of the two sides is
@@ -15,7 +15,7 @@ from tvm.target import Target
 from lib import structure
 from lib.spaces import tiling
 
-_SIDES = (4, 8, 16)  # of a tile; each number in it is moved by instructions of its own
+_SIDES = range(4, 18)  # of a tile, in numbers; each is moved by instructions of its own
 
 
 def fits(workload: tvm.IRModule, _target: Target) -> bool:
@@ -54,8 +54,12 @@ class TiledTransposition(ms.schedule_rule.PyScheduleRule):
 
 
 def _sketch(schedule: Schedule, block: SBlockRV, read: int, *, reads_vectors: bool) -> None:
-    loops = schedule.get_loops(block)
-    source, result = loops.pop(read), loops.pop()
+    loops, length = schedule.get_loops(block), structure.period(schedule.get(block))
+    if read == len(loops):  # stretches of the last axis
+        *loops, last = loops
+        source, result = schedule.split(last, [None, length])
+    else:
+        source, result = loops.pop(read), loops.pop()
     source_0, source_1 = schedule.split(source, [None, _side(schedule, source)])
     result_0, result_1 = schedule.split(result, [None, _side(schedule, result)])
     unrolled, vector = (result_1, source_1) if reads_vectors else (source_1, result_1)
@@ -66,5 +70,5 @@ def _sketch(schedule: Schedule, block: SBlockRV, read: int, *, reads_vectors: bo
 
 
 def _side(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV) -> tvm.s_tir.schedule.ExprRV:
-    extent = tiling.extent_of(schedule, loop)
-    return tiling.choice(schedule, [n for n in _SIDES if extent % n == 0] or [1])
+    sides = tiling.divisors(tiling.extent_of(schedule, loop))
+    return tiling.choice(schedule, [n for n in sides if n in _SIDES] or [max(n for n in sides if n <= _SIDES[-1])])

@@ -6,6 +6,7 @@ from tvm.relax import op
 
 from lib import graph, reweight, search, widen, workloads
 from lib.spaces import contraction
+from tests.helpers import run_on
 
 
 def model(make, weight, *data):
@@ -30,6 +31,11 @@ def convolution(channels, **attrs):
     return model(make, (3, 3, 16 // attrs.get("groups", 1), channels), 1, 8, 8, 16)
 
 
+def in_tvm(cpu, module, x, weight):
+    machine = relax.VirtualMachine(tvm.compile(graph.fuse(module, cpu.tvm()), cpu.tvm()), tvm.cpu())
+    return machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(weight)).numpy()
+
+
 def widened(made, lanes=16):
     return reweight.rewrite(*made, [widen.replacement(lanes)])
 
@@ -40,12 +46,37 @@ def test_what_is_computed_stays_the_same(cpu, made):
     shape = [int(n) for n in made[0]["main"].params[0].ty.shape.values]
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
-    def run(module, weight):
-        machine = relax.VirtualMachine(tvm.compile(graph.fuse(module, cpu.tvm()), cpu.tvm()), tvm.cpu())
-        return machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(weight)).numpy()
-
     assert changed["w"].shape[-1] == 32
-    np.testing.assert_allclose(run(module, changed["w"]), run(made[0], made[1]["w"]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        in_tvm(cpu, module, x, changed["w"]), in_tvm(cpu, made[0], x, made[1]["w"]), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_each_group_gets_channels_of_its_own(cpu):
+    module, changed = widened(convolution(40, groups=2))
+    x = np.random.default_rng(1).normal(size=(1, 8, 8, 16)).astype(np.float32)
+    old, weight = convolution(40, groups=2)
+
+    assert changed["w"].shape == (3, 3, 8, 64)
+    np.testing.assert_allclose(
+        in_tvm(cpu, module, x, changed["w"]), in_tvm(cpu, old, x, weight["w"]), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_groups_are_cut_in_a_pass_of_its_own_after_tiles_of_whole_vectors(cpu):
+    made, changed = widened(convolution(40, groups=2))
+    [subgraph] = workloads.extract(graph.fuse(made, cpu.tvm()))
+    workload = workloads.load(subgraph.workload)
+    x = np.random.default_rng(1).normal(size=(1, 8, 8, 16)).astype(np.float32)
+    expected = in_tvm(cpu, made, x, changed["w"])
+
+    found = [search.apply(workload, p.trace) for p in search.sample(workload, cpu.tvm(), 6, known=set(), seed=0)]
+
+    assert contraction.fits(workload, cpu.tvm())
+    for schedule in found:
+        assert 'scope="local"' in schedule.mod.script()
+        out = run_on(schedule.mod, cpu.tvm(), [x, changed["w"]], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_cut_is_fused_and_the_rest_is_tiled_in_whole_vectors(cpu):
@@ -65,7 +96,7 @@ def test_the_cut_is_fused_and_the_rest_is_tiled_in_whole_vectors(cpu):
         (product(32), "its columns fill vectors"),
         (product(8), "half of each vector would be computed for nothing, as much as shorter ones lose"),
         (product(24, m=4), "it reads weights more than it computes"),
-        (convolution(24, groups=2), "groups take their channels from the middle"),
+        (convolution(16, groups=16), "of a group's vector, one channel would be of use"),
     ],
 )
 def test_what_gains_nothing_stays(made, why):

@@ -18,6 +18,12 @@ def keys(builder, x):
     return op.permute_dims(heads, [1, 2, 0])
 
 
+def shuffled(builder, x):
+    """Channels of three groups, one of each in turn."""
+    groups = builder.emit(op.reshape(x, (2, 5, 3, 8)))
+    return op.reshape(builder.emit(op.permute_dims(groups, [0, 1, 3, 2])), (2, 5, 24))
+
+
 def to_channels_last(builder, x):
     return op.nn.relu(builder.emit(op.permute_dims(x, [0, 2, 3, 1])))
 
@@ -32,6 +38,7 @@ def to_channels_last(builder, x):
         ),
         (to_channels_last, (1, 12, 8, 20), lambda x: np.maximum(x.transpose(0, 2, 3, 1), 0)),
         (lambda _, x: op.permute_dims(x, [1, 0]), (7, 48), lambda x: x.T),
+        (shuffled, (2, 5, 24), lambda x: x.reshape(2, 5, 3, 8).transpose(0, 1, 3, 2).reshape(2, 5, 24)),
     ],
 )
 def test_every_program_moves_each_number_to_its_place(cpu, make, shape, numpy):
