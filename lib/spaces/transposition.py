@@ -1,4 +1,5 @@
-"""A space for transpositions and channel shuffles on CPUs: square-like tiles, so that what is read and what is written share cache lines.
+"""A space for transpositions and channel shuffles on CPUs: tiles in which what is read and what is written share cache
+lines.
 
 What lies together in the result lies apart in what is read. Through whole rows of the one, each number of the other is
 in another cache line, gone before its neighbour is wanted. In a tile all lines are used up. Which of the two sides is
