@@ -3,10 +3,14 @@
 from types import ModuleType
 
 import tvm
+from tvm import tirx
 from tvm.relax.backend.cpu_generic import pipeline as _cpu
 from tvm.relax.backend.cuda import pipeline as _cuda
-from tvm.s_tir import dlight
+from tvm.s_tir import Schedule, dlight
+from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
+
+from lib import structure
 
 
 def passes(target: Target) -> ModuleType:
@@ -26,3 +30,46 @@ def scheduled(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """A module that can be compiled: see `default_schedules`."""
     with target:
         return tvm.transform.Sequential(default_schedules(target))(module)
+
+
+def reference(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """A module to check results against, which no trace has touched: on CPUs, each block's outer loops in parallel and
+    its sums around the innermost loop over results, which compilers then turn into vectors.
+
+    As TVM lowers them untuned, the products of a BERT-Large take minutes; the way to these loops are a few primitives,
+    whose preconditions TVM checks.
+    """
+    if target.kind.name != "llvm":
+        return module
+    functions = {
+        gvar: _in_plain_loops(function) if isinstance(function, tirx.PrimFunc) else function
+        for gvar, function in module.functions_items()
+    }
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def _in_plain_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    schedule = Schedule(tvm.IRModule({"main": function}), debug_mask="none")
+    for block in structure.leaf_blocks(function):
+        try:
+            _through_results(schedule, schedule.get_sblock(block.name_hint))
+        except ScheduleError:  # it stays as far as it got: any state of a schedule computes the same
+            continue
+    plain = schedule.mod["main"]
+    return tirx.PrimFunc(plain.params, plain.body, plain.ret_type, attrs=function.attrs)
+
+
+def _through_results(schedule: Schedule, block: SBlockRV) -> None:
+    found, loops = schedule.get(block), schedule.get_loops(block)
+    spatial, summed = structure.spatial_axes(found), structure.summed_axes(found)
+    if len(loops) != len(found.iter_vars) or not spatial:
+        return
+    *outer, last = [loops[n] for n in spatial]
+    sums = [loops[n] for n in summed]
+    around = sums and structure.lie_together(found, spatial[-1])
+    if around:
+        schedule.reorder(*outer, *sums, last)
+    if outer:
+        schedule.parallel(schedule.fuse(*outer))
+    if around:
+        schedule.decompose_reduction(block, sums[0])

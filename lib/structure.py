@@ -199,9 +199,21 @@ def last_axis(block: SBlock) -> int:
     return next(n for n, axis in enumerate(block.iter_vars) if axis.var.same_as(last))
 
 
-def summed_axis(block: SBlock) -> int:
-    """The position of the first axis that a block sums over."""
-    return next(n for n, axis in enumerate(block.iter_vars) if int(axis.iter_type) == _REDUCTION)
+def spatial_axes(block: SBlock) -> list[int]:
+    """The positions of the axes along which a block has a result for each place."""
+    return [n for n, axis in enumerate(block.iter_vars) if int(axis.iter_type) == _SPATIAL]
+
+
+def summed_axes(block: SBlock) -> list[int]:
+    """The positions of the axes that a block sums over."""
+    return [n for n, axis in enumerate(block.iter_vars) if int(axis.iter_type) == _REDUCTION]
+
+
+def lie_together(block: SBlock, axis: int) -> bool:
+    """Whether neighbours along an axis are neighbours in what a block writes and in a tensor that it reads."""
+    store, var = _stored(block), block.iter_vars[axis].var
+    loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    return all(any(x.indices[-1].same_as(var) for x in side) for side in ([store], loads))
 
 
 def period(block: SBlock) -> int:

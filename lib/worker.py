@@ -25,7 +25,7 @@ from tvm import relax
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.target import Target
 
-from lib import intrinsics, search, structure, workloads
+from lib import backends, intrinsics, search, structure, workloads
 from lib.numerics import random_values, relative_error
 from lib.place import Device, Here
 
@@ -79,14 +79,14 @@ class Kernels:
         return {}
 
     def check(self, workload_id: str, trace: str) -> Reply:
-        """Largest difference to the untuned program on equal inputs, over the largest output of that.
+        """Largest difference to `backends.reference` on equal inputs, over the largest output of that.
 
         The weights' packing is compiled into the candidate here, so that both take the same arguments.
         """
         workload = self._workloads[workload_id]
         bounds = structure.index_bounds(workload["main"])
         outputs = []
-        for program in (workload, search.program(workload, trace, self._target)):
+        for program in (backends.reference(workload, self._target), search.program(workload, trace, self._target)):
             kernel, params = self._compile(program, bounds)
             arguments = [tvm.runtime.tensor(array.numpy()) for array in self._arguments_of(params)]
             kernel["main"](*arguments)

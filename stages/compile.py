@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import deploy, history, host, search, tables, targets
+from lib import backends, deploy, history, host, search, tables, targets
 from lib.clock import Clock
 from lib.errors import ConfigError, VerificationError
 from lib.history import History
@@ -38,7 +38,7 @@ class CompileConfig:
     repeats: int = 5  # turns of the finalists
     tolerance: float = 1e-3  # largest difference to the untuned program, relative to its largest value
     turns: int = 5  # of the whole models, tuned and untuned in alternation
-    once_above_s: float = 1.0  # an untuned inference that takes longer is timed by its one run for the check
+    once_above_s: float = 1.0  # an untuned inference that should take longer is not run, but estimated
     timeout_s: float = 900.0  # of a check, and of a whole-model inference
 
     def __post_init__(self) -> None:
@@ -103,9 +103,11 @@ def run(
             interface = deploy.interface(built.module)
             deploy.build(built.module, traces, target.tvm(), built.tuned, pack=True)
             deploy.build(built.reference, {}, target.tvm(), built.untuned, pack=False)
+            deploy.build(backends.reference(built.reference, target.tvm()), {}, target.tvm(), built.checked, pack=False)
         with clock.spent("verify"):
             say("checking the model and timing it beside the untuned one")
-            facts = verify(built, interface, config, pool)
+            untuned_s = sum(s["weight"] * (c.untuned_s or 0.0) for s, c in zip(subgraphs, choices, strict=True))
+            facts = verify(built, interface, untuned_s, config, pool)
         if facts["shipped"] == "untuned":
             choices = [replace(c, candidate_id=None, note="the model as a whole was no faster") for c in choices]
         ship(built, str(facts["shipped"]), out)
@@ -182,16 +184,24 @@ class Built:
             self.reference_weights = folder / "reference-weights.npz"
             weights = {**np.load(model.weights), **np.load(model.kernels)}
             np.savez(self.reference_weights, **weights)
-        self.tuned, self.untuned = folder / "tuned.so", folder / "untuned.so"
+        self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
         self.packed = folder / "packed.npz"
 
     def library(self, name: str) -> tuple[Path, Path]:
-        """Library and parameters of the `tuned` or the `untuned` model."""
-        return (self.tuned, self.packed) if name == "tuned" else (self.untuned, self.reference_weights)
+        """Library and parameters of the model `tuned`, `untuned`, or as it is `checked` against."""
+        if name == "tuned":
+            return self.tuned, self.packed
+        return (self.untuned if name == "untuned" else self.checked), self.reference_weights
 
 
-def verify(built: Built, interface: Sequence[Mapping[str, Any]], config: CompileConfig, pool: Pool) -> dict[str, Any]:
-    """Run both models on equal inputs on a device of their own, compare their outputs, time them in turn.
+def verify(
+    built: Built, interface: Sequence[Mapping[str, Any]], untuned_s: float, config: CompileConfig, pool: Pool
+) -> dict[str, Any]:
+    """Run the model on a device of its own, tuned and in plain loops on equal inputs, compare the outputs, and time it
+    in turn with the untuned one.
+
+    Args:
+        untuned_s: What an untuned inference should take, from its subgraphs.
 
     Raises:
         VerificationError: They differ by more than the tolerance, or one of them does not run.
@@ -213,36 +223,38 @@ def verify(built: Built, interface: Sequence[Mapping[str, Any]], config: Compile
             return reply
 
         ask(do="pack", library=str(built.tuned), weights=str(built.weights), out=str(built.packed))
-        outputs, first_s = {}, {}
-        for name in ("tuned", "untuned"):
+
+        def open_library(name: str) -> None:
             library, params = built.library(name)
-            out = built.folder / f"outputs-{name}.npz"
             ask(do="open_library", name=name, library=str(library), params=str(params), inputs=str(inputs))
-            first_s[name] = ask(do="infer", name=name, out=str(out))["latency_s"]
-            outputs[name] = list(np.load(out).values())
-        error = max(relative_error(a, b) for a, b in zip(outputs["tuned"], outputs["untuned"], strict=True))
+
+        outputs = []
+        for name in ("tuned", "checked"):
+            out = built.folder / f"outputs-{name}.npz"
+            open_library(name)
+            ask(do="infer", name=name, out=str(out))
+            outputs.append(list(np.load(out).values()))
+        error = max(relative_error(a, b) for a, b in zip(*outputs, strict=True))
         if not error <= config.tolerance:
             raise VerificationError(
                 f"The tuned model's outputs differ from the untuned model's by {error:.1e} of their largest value; "
                 f"{config.tolerance:g} is allowed. Nothing was shipped; the measurements are kept."
             )
-        latencies = _time_in_turn(ask, config, first_s["untuned"])
+        estimated = untuned_s > config.once_above_s  # an untuned ViT takes minutes
+        timed = ("tuned",) if estimated else ("tuned", "untuned")
+        if not estimated:
+            open_library("untuned")
+        latencies: dict[str, list[float]] = {"tuned": [], "untuned": [untuned_s] if estimated else []}
+        for _ in range(config.turns):  # A B A B ...
+            for name in timed:
+                latencies[name].append(ask(do="time_library", name=name, seconds=_TURN_S)["latency_s"])
     faster = median(latencies["tuned"]) < median(latencies["untuned"])
-    return {"shipped": "tuned" if faster else "untuned", "max_error": error, "latencies_s": latencies}
-
-
-def _time_in_turn(
-    ask: Callable[..., dict[str, Any]], config: CompileConfig, untuned_s: float
-) -> dict[str, list[float]]:
-    """A B A B ...: the latency of each turn, in seconds. An untuned ViT takes minutes: once tells enough."""
-    latencies: dict[str, list[float]] = {"tuned": [], "untuned": []}
-    if untuned_s > config.once_above_s:
-        latencies["untuned"].append(untuned_s)
-    for _ in range(config.turns):
-        for name, found in latencies.items():
-            if name == "tuned" or untuned_s <= config.once_above_s:
-                found.append(ask(do="time_library", name=name, seconds=_TURN_S)["latency_s"])
-    return latencies
+    return {
+        "shipped": "tuned" if faster else "untuned",
+        "max_error": error,
+        "latencies_s": latencies,
+        "untuned_estimated": estimated,
+    }
 
 
 def ship(built: Built, name: str, out: CompiledFiles) -> None:

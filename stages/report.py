@@ -123,11 +123,13 @@ def model_lines(manifest: Mapping[str, Any], so_far: History) -> str:
     lines = []
     for name in ("untuned", "tuned"):
         found = manifest["latencies_s"][name]
-        spread = f"{min(found) * 1e3:.2f} to {max(found) * 1e3:.2f}"
-        lines.append(f"model {name:8s} {median(found) * 1e3:10.2f} ms  (median of {len(found)}, {spread})")
+        spread = f"median of {len(found)}, {min(found) * 1e3:.2f} to {max(found) * 1e3:.2f}"
+        how = "estimated from its subgraphs" if name == "untuned" and manifest.get("untuned_estimated") else spread
+        lines.append(f"model {name:8s} {median(found) * 1e3:10.2f} ms  ({how})")
     ratio = median(manifest["latencies_s"]["untuned"]) / median(manifest["latencies_s"]["tuned"])
     failures = sum((past.statuses for past in so_far.subgraphs.values()), Counter())
-    lines.append(f"speed-up {ratio:.1f}x, timed in turn in one process; shipped: {manifest['shipped']}")
+    how = "" if manifest.get("untuned_estimated") else ", timed in turn in one process"
+    lines.append(f"speed-up {ratio:.1f}x{how}; shipped: {manifest['shipped']}")
     lines.append(f"largest difference of the outputs {manifest['max_error']:.1e} of their largest value")
     lines.append(f"failed candidates: {_failures(failures)}")
     return "\n".join(lines)

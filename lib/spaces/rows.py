@@ -126,7 +126,7 @@ def _as_it_is(_schedule: Schedule, _block: SBlockRV, _lanes: int) -> None:
 def _sum_lanes(schedule: Schedule, block: SBlockRV, _lanes: int) -> None:
     found = schedule.get(block)
     loops = schedule.get_loops(block)[-len(found.iter_vars) :]  # one an axis, since the block was moved
-    step, lane = loops[structure.summed_axis(found)], loops[structure.last_axis(found)]
+    step, lane = loops[structure.summed_axes(found)[0]], loops[structure.last_axis(found)]
     schedule.reorder(step, lane)
     schedule.vectorize(lane)
     initial = schedule.decompose_reduction(block, step)

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
@@ -9,10 +10,12 @@ from tvm.support import nvcc
 
 from lib import backends, deploy, devices, graph, host, pools, search, targets, workloads, zoo
 from lib.errors import DeviceError
+from lib.numerics import random_values
 from lib.search import EMPTY_TRACE
 from lib.workers import Worker, start_all
 from tests.conftest import QUICK
-from tests.helpers import job, matmul
+from tests.helpers import gather, job, matmul, run_on
+from tests.lib.spaces.test_contraction import attention, convolution, grouped
 
 H100 = "nvidia/nvidia-h100"
 
@@ -26,6 +29,25 @@ def source(module: tvm.IRModule, target: tvm.target.Target) -> str:
     """CUDA C++ of a scheduled module."""
     with target:
         return str(tvm.tirx.build(module, target).imports[0].inspect_source())
+
+
+@pytest.mark.parametrize("make", [matmul, lambda: convolution(stride=2), lambda: grouped(), attention, gather])
+def test_plain_loops_compute_what_tvm_computes_untuned(cpu, make):
+    workload, target = make(), cpu.tvm()
+    plain = backends.reference(workload, target)
+    shapes = [(tuple(map(int, p.ty.shape)), str(p.ty.dtype)) for p in workload["main"].params]
+    *inputs, out = [random_values(shape, dtype, 3, seed=n) for n, (shape, dtype) in enumerate(shapes)]
+
+    assert "T.parallel(" in plain["main"].script()
+    np.testing.assert_allclose(
+        run_on(plain, target, inputs, out), run_on(workload, target, inputs, out), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_in_plain_loops_sums_run_around_their_results(cpu):
+    text = backends.reference(matmul(), cpu.tvm()).script()
+
+    assert "for axis, j in T.grid(64, 32)" in text
 
 
 def test_a_cpu_needs_no_default_schedule(cpu):

@@ -61,6 +61,20 @@ def test_the_manifest_says_what_was_verified_and_how_fast_it_is(compiled, cpu):
     assert [len(manifest["latencies_s"][name]) for name in ("tuned", "untuned")] == [QUICK.turns] * 2
 
 
+def test_a_slow_untuned_model_is_not_run(started, cpu, pool, tmp_path):
+    out = CompiledFiles(tmp_path / "compiled")
+    config = replace(QUICK, once_above_s=0.0)
+
+    compile.run(started.model, started.families, started.run.rounds(1), cpu, config, pool, origin=ORIGIN, out=out)
+
+    manifest, rows = json.loads(out.manifest.read_text()), tables.read(out.results, RESULTS).to_pylist()
+    weights = tables.read(started.model.subgraphs, SUBGRAPHS)["weight"].to_pylist()
+    expected = sum(weight * (row["untuned_s"] or 0) for weight, row in zip(weights, rows, strict=True))
+    assert manifest["untuned_estimated"]
+    assert manifest["latencies_s"]["untuned"] == [pytest.approx(expected)]
+    assert manifest["max_error"] <= QUICK.tolerance
+
+
 def test_no_work_files_are_left(compiled):
     assert sorted(p.name for p in compiled.folder.iterdir()) == [
         "manifest.json", "model.so", "params.npz", "results.parquet",
