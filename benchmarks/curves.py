@@ -1,10 +1,12 @@
 """How soon a run reaches what stock MetaSchedule reaches, and how far both come in the same time.
 
-    python benchmarks/curves.py --ours RUN --stock FOLDER --name NAME
+    python benchmarks/curves.py --ours RUN --stock FOLDER --name NAME [--duel FILE]
 
 RUN is a run's folder below `artifacts/`, FOLDER what `stock.py` left. A curve is the sum of the lowest latencies so
 far, each times how often an inference calls its subgraph, over the wall time of tuning; it begins when each was
-measured. Both sides count the subgraphs that stock tuned. Leaves NAME-ours.parquet, NAME-stock.parquet and NAME.png in
+measured. Both sides count the subgraphs that stock tuned. With what `duel.py` left, latencies are scaled, subgraph by
+subgraph and side by side, such that the fastest program takes what it took there, in turn with the other side's: the
+machine was not equally fast while one and while the other was tuned. Leaves NAME-ours.parquet, NAME-stock.parquet and NAME.png in
 `benchmarks/curves/`.
 """
 
@@ -60,6 +62,13 @@ def curve(measurements: pd.DataFrame, weights: Mapping[str, int]) -> pd.DataFram
     return pd.DataFrame(known, columns=["seconds", "trials", "latency_s"])
 
 
+def scaled(measurements: pd.DataFrame, latencies_s: Mapping[str, float]) -> pd.DataFrame:
+    """Measurements with the lowest latency of each subgraph as it is known from elsewhere, and the others in proportion."""
+    lowest = measurements.groupby("subgraph_id")["latency_s"].transform("min")
+    known = measurements["subgraph_id"].map(latencies_s)
+    return measurements.assign(latency_s=measurements["latency_s"] * (known / lowest).fillna(1.0))
+
+
 def reached(found: pd.DataFrame, latency_s: float) -> tuple[float, float]:
     """Seconds and trials after which a curve is at a latency; NaN if it never is."""
     there = found[found["latency_s"] <= latency_s]
@@ -85,6 +94,7 @@ def main() -> None:
     parser.add_argument("--ours", type=Path, required=True)
     parser.add_argument("--stock", type=Path, required=True)
     parser.add_argument("--name", required=True)
+    parser.add_argument("--duel", type=Path)
     options = parser.parse_args()
     measured = pd.read_parquet(options.stock / "curve.parquet")
     weights: dict[str, int] = dict(measured[["subgraph_id", "weight"]].drop_duplicates().itertuples(index=False))
@@ -96,7 +106,11 @@ def main() -> None:
               f"the curve counts all {len(own)} of this run")  # fmt: skip
     else:
         own = {key: own[key] for key in weights}
-    stock, ours = curve(measured, weights), curve(of_run(options.ours), own)
+    mine_measured = of_run(options.ours)
+    if options.duel:
+        in_turn = pd.read_parquet(options.duel).groupby("subgraph_id")[["ours", "stock"]].median()
+        measured, mine_measured = scaled(measured, in_turn["stock"]), scaled(mine_measured, in_turn["ours"])
+    stock, ours = curve(measured, weights), curve(mine_measured, own)
     _OUT.mkdir(exist_ok=True)
     stock.to_parquet(_OUT / f"{options.name}-stock.parquet", index=False)
     ours.to_parquet(_OUT / f"{options.name}-ours.parquet", index=False)

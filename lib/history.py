@@ -153,7 +153,7 @@ def _samples(files: RoundFiles, _current: tuple[str, ...]) -> RoundSamples:
         for row in measurements.select(["candidate_id", "status", "latencies"]).to_pylist()
         if row["status"] != "miss"  # of which nothing is known, neither that it fails
     }
-    measured = pa.array([candidate_id in latency for candidate_id in candidates["candidate_id"].to_pylist()])
+    measured = pa.array([key in latency for key in candidates["candidate_id"].to_pylist()], pa.bool_())
     candidates = candidates.filter(measured).combine_chunks()
     return RoundSamples(
         families=np.array(candidates["family_id"].to_pylist(), dtype=str),

@@ -112,3 +112,12 @@ def test_samples_are_features_and_medians_in_order(run):
 def test_a_missing_round_is_named(run):
     with pytest.raises(MissingInput, match=r"0002/plan\.parquet does not exist"):
         history.load(run.rounds(3))
+
+
+def test_a_round_that_found_nothing_taught_nothing(run):
+    write_round(run, 2, [])
+
+    found = history.samples(run.round(2))
+
+    assert found.features == []
+    assert len(found.families) == len(found.latencies_s) == 0

@@ -1,0 +1,88 @@
+"""The fastest programs of a run and of stock MetaSchedule on the same subgraphs, timed in turn.
+
+    python benchmarks/duel.py --ours RUN --stock FOLDER --out FILE.parquet
+
+A tuning run's latencies are from one time of day each, and a shared machine is not equally fast all day. Here both
+sides' best programs of a subgraph run in turn, in one process, with packed weights and equal inputs. `curves.py --duel
+FILE` scales the curves of both sides to that. Nothing else may run on the machine.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lib import targets
+
+TARGET = targets.cpu_target()
+os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
+
+import pandas as pd
+import tvm
+from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+
+from lib import history, schemas, search, structure, tables, worker, workloads
+from lib.layout import RunFiles
+from lib.numerics import random_values
+
+_REPEAT_S = 0.03
+
+
+class Kernel:
+    """A compiled program of a subgraph, with inputs."""
+
+    def __init__(self, workload: tvm.IRModule, trace: str) -> None:
+        program = search.program(workload, trace, TARGET.tvm())
+        program = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(program)
+        params = worker.parameters(program, structure.index_bounds(workload["main"]))
+        self.arguments = [tvm.runtime.tensor(random_values(*param, seed=n)) for n, param in enumerate(params)]
+        self.kernel = tvm.tirx.build(program, TARGET.tvm())
+
+    def latency_s(self) -> float:
+        """Mean of one repeat, in seconds."""
+        found = worker.time_kernel(self.kernel, self.arguments, tvm.cpu(), 1, _REPEAT_S, float("inf"))
+        return float(found["latencies"][0])
+
+
+def duel(subgraph: Mapping[str, Any], traces: Mapping[str, str], turns: int) -> list[dict[str, Any]]:
+    """A row for each turn, with the latency of each side in seconds."""
+    workload = workloads.load(subgraph["workload"])
+    sides = {name: Kernel(workload, trace) for name, trace in traces.items()}
+    known = {key: subgraph[key] for key in ("subgraph_id", "name", "weight")}
+    return [
+        {**known, "turn": turn, **{name: kernel.latency_s() for name, kernel in sides.items()}} for turn in range(turns)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ours", type=Path, required=True)
+    parser.add_argument("--stock", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=11)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    stock: dict[str, str] = json.loads((options.stock / "traces.json").read_text())["traces"]
+    files = RunFiles(options.ours)
+    past = history.load(files.rounds(json.loads(files.compiled.manifest.read_text())["n_rounds"]))
+    subgraphs = tables.read(options.ours.parents[1] / "subgraphs.parquet", schemas.SUBGRAPHS).to_pylist()
+    rows = []
+    for subgraph in subgraphs:
+        subgraph_id = subgraph["subgraph_id"]
+        if subgraph_id in stock:
+            best = past.of(subgraph_id).fastest[0].trace
+            rows += duel(subgraph, {"ours": best, "stock": stock[subgraph_id]}, options.turns)
+    frame = pd.DataFrame(rows)
+    frame.to_parquet(options.out, index=False)
+    frame["stock / ours"] = frame["stock"] / frame["ours"]
+    shown = frame.groupby("subgraph_id", sort=False).agg(
+        {"name": "first", "weight": "first", "ours": "median", "stock": "median", "stock / ours": "median"}
+    )
+    print(shown.to_string(index=False))
+    total = shown[["ours", "stock"]].mul(shown["weight"], axis=0).sum() * 1e3
+    print(f"all calls of an inference: ours {total['ours']:.2f} ms, stock {total['stock']:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
