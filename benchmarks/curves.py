@@ -63,7 +63,7 @@ def curve(measurements: pd.DataFrame, weights: Mapping[str, int]) -> pd.DataFram
 
 
 def scaled(measurements: pd.DataFrame, latencies_s: Mapping[str, float]) -> pd.DataFrame:
-    """Measurements with the lowest latency of each subgraph as it is known from elsewhere, and the others in proportion."""
+    """Measurements with the lowest latency of each subgraph as it is known from elsewhere, the others in proportion."""
     lowest = measurements.groupby("subgraph_id")["latency_s"].transform("min")
     known = measurements["subgraph_id"].map(latencies_s)
     return measurements.assign(latency_s=measurements["latency_s"] * (known / lowest).fillna(1.0))
@@ -108,7 +108,7 @@ def main() -> None:
         own = {key: own[key] for key in weights}
     mine_measured = of_run(options.ours)
     if options.duel:
-        in_turn = pd.read_parquet(options.duel).groupby("subgraph_id")[["ours", "stock"]].median()
+        in_turn = pd.read_parquet(options.duel).groupby("subgraph_id")[["ours", "stock"]].median().to_dict()
         measured, mine_measured = scaled(measured, in_turn["stock"]), scaled(mine_measured, in_turn["ours"])
     stock, ours = curve(measured, weights), curve(mine_measured, own)
     _OUT.mkdir(exist_ok=True)

@@ -167,7 +167,9 @@ def window_roles(block: SBlock) -> Roles | None:
     kinds = [int(axis.iter_type) for axis in block.iter_vars]
     column = store.indices[-1]
     loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
-    if column not in axes or not all(column in _vars([load.indices[-1]]) for load in loads):
+    extents = _extents(block)
+    channels = [{var for var in _vars([load.indices[-1]]) if var.same_as(column) or extents[var] > 1} for load in loads]
+    if column not in axes or any(found != {column} for found in channels):
         return None
     place = next(n for n, axis in enumerate(axes) if axis.same_as(column))
     rows = tuple(n for n, kind in enumerate(kinds) if kind == _SPATIAL and n != place)

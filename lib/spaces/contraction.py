@@ -129,7 +129,8 @@ def tile_sums(
 def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
     """The padded data: of the whole image before all else, or in each task of what it reads."""
     if task is not None:
-        schedule.compute_at(block, task)
+        # A trace is replayed with other tiles: how many loops there are must not depend on them.
+        schedule.compute_at(block, task, preserve_unit_loops=True)
     else:
         schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:-2]))
     extent = tiling.extent_of(schedule, schedule.get_loops(block)[-1])

@@ -64,6 +64,14 @@ def test_every_program_of_a_convolution_computes_it(cpu, kernel, stride):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_windows_of_one_line_are_searched_whatever_part_of_an_image_a_task_has(cpu):
+    image, weight = te.placeholder((1, 14, 14, 8), name="image"), te.placeholder((1, 7, 8, 32), name="weight")
+    out = topi.nn.conv2d_nhwc(image, weight, 1, [0, 3], 1)
+    workload = workloads.as_workload(te.create_prim_func([image, weight, out]))
+
+    assert len(sampled(workload, cpu, 24)) == 24
+
+
 def grouped(groups=2, channels=(16, 32), size=14):
     """A 3x3 convolution in groups, with ReLU."""
     image = te.placeholder((1, size, size, channels[0]), name="image")

@@ -71,6 +71,18 @@ def test_every_program_of_a_max_pooling_computes_it(cpu):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("workload", [pooling("max", 3), matmul()])
+def across_channels():
+    """Sums over five neighbouring channels, as a local response norm has them."""
+    image = te.placeholder((1, SIZE, SIZE, CHANNELS + 4), name="image")
+    axes = [te.reduce_axis((0, n), name) for n, name in ((1, "line"), (1, "column"), (5, "channel"))]
+    sums = te.compute(
+        (1, SIZE, SIZE, CHANNELS),
+        lambda n, y, x, c: te.sum(image[n, y + axes[0], x + axes[1], c + axes[2]], axis=axes),
+        name="pool_sum",
+    )
+    return workloads.as_workload(te.create_prim_func([image, sums]))
+
+
+@pytest.mark.parametrize("workload", [pooling("max", 3), matmul(), across_channels()])
 def test_channels_that_fill_no_vector_and_sums_over_channels_are_left_alone(cpu, workload):
     assert not window.fits(workload, cpu.tvm())
