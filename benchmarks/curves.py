@@ -6,8 +6,8 @@ RUN is a run's folder below `artifacts/`, FOLDER what `stock.py` left. A curve i
 far, each times how often an inference calls its subgraph, over the wall time of tuning; it begins when each was
 measured. Both sides count the subgraphs that stock tuned. With what `duel.py` left, latencies are scaled, subgraph by
 subgraph and side by side, such that the fastest program takes what it took there, in turn with the other side's: the
-machine was not equally fast while one and while the other was tuned. Leaves NAME-ours.parquet, NAME-stock.parquet and NAME.png in
-`benchmarks/curves/`.
+machine was not equally fast while one and while the other was tuned. Leaves NAME-ours.parquet, NAME-stock.parquet and
+NAME.png in `benchmarks/curves/`.
 """
 
 import argparse
