@@ -6,6 +6,7 @@ it comes, so with more than one of them the same seed gives other candidates eac
 """
 
 import json
+import logging
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 
 from lib import backends, digests, features, spaces, workloads
 from lib.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 EMPTY_TRACE = "[[], []]"
 
@@ -222,14 +226,41 @@ def _replay_random(workload: tvm.IRModule, target: Target, n: int, seed: int) ->
 def _generate(
     workload: tvm.IRModule, target: Target, strategy: Any, seed: int, n: int, database: Any, model: Any
 ) -> list[Schedule]:
-    for generator in spaces.generators(workload, target, seed):
-        context = ms.TuneContext(
-            mod=workload, target=target, space_generator=generator, search_strategy=strategy, task_name="main",
-            rand_state=seed, num_threads=1,
-        )  # fmt: skip
-        sketches = context.generate_design_space()
-        if spaces.has_choices(sketches):
-            break
+    *ours, last = spaces.generators(workload, target, seed)
+    for generator in ours:
+        try:
+            found = _generate_in(generator, workload, target, strategy, seed, n, database, model)
+        except (
+            RuntimeError,
+            ValueError,
+            LookupError,
+        ) as error:  # a night's run does not end with what one rule overlooked
+            reason = str(error).strip().splitlines()[-1:]
+            _log.warning("A space of ours fails on a workload, which gets MetaSchedule's instead: %s", *reason or [""])
+            continue
+        if found is not None:
+            return found
+    return _generate_in(last, workload, target, strategy, seed, n, database, model) or []
+
+
+def _generate_in(
+    generator: SpaceGenerator | str,
+    workload: tvm.IRModule,
+    target: Target,
+    strategy: Any,
+    seed: int,
+    n: int,
+    database: Any,
+    model: Any,
+) -> list[Schedule] | None:
+    """Programs of one space; None if it is ours, and there is nothing to choose in it."""
+    context = ms.TuneContext(
+        mod=workload, target=target, space_generator=generator, search_strategy=strategy, task_name="main",
+        rand_state=seed, num_threads=1,
+    )  # fmt: skip
+    sketches = context.generate_design_space()
+    if not isinstance(generator, str) and not spaces.has_choices(sketches):
+        return None
     context.pre_tuning(max_trials=n, num_trials_per_iter=n, design_spaces=sketches, database=database, cost_model=model)
     try:
         return [candidate.sch for candidate in context.generate_measure_candidates() or []]

@@ -73,6 +73,8 @@ def _lanes(blocks: list[SBlock], machine: Registers) -> int:
     if not sums or None in sums or len(set(sums)) != 1 or sums[0] is None:
         return 0
     *rows, columns = sums[0]
+    if not rows:
+        return 0
     for block in blocks:
         extents = [int(axis.dom.extent) for axis in block.iter_vars]
         if extents not in (rows, [*rows, columns]):

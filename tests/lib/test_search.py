@@ -1,10 +1,26 @@
 import numpy as np
 import pytest
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
 
-from lib import search, workloads
+from lib import search, spaces, workloads
 from lib.cost_model import TrainConfig, labels, train
 from lib.search import Measured, SearchConfig
 from tests.helpers import matmul, run_on
+
+
+@derived_object
+class _Fails(ms.schedule_rule.PyScheduleRule):
+    """A rule with a bug."""
+
+    def _initialize_with_tune_context(self, context): ...
+
+    def apply(self, schedule, block):
+        return [schedule.get_loops(block)[7]]
+
+    def clone(self):
+        return _Fails()
+
 
 QUICK = SearchConfig(population=32, generations=2)
 PRODUCT = matmul(64, 256, 64)
@@ -90,3 +106,13 @@ def test_the_untuned_program_is_the_workload_itself(cpu):
 
     assert proposal.program == workloads.program_hash(matmul())
     assert workloads.program_hash(search.apply(matmul(), proposal.trace).mod) == proposal.program
+
+
+def test_a_space_that_fails_is_replaced_by_metaschedules(cpu, monkeypatch, caplog):
+    broken = ms.space_generator.PostOrderApply(sch_rules=[_Fails()], postprocs=[], mutator_probs={})
+    monkeypatch.setattr(spaces, "generators", lambda *_: [broken, "post-order-apply"])
+
+    found = search.sample(PRODUCT, cpu.tvm(), 4, known=set(), seed=0)
+
+    assert len(found) == 4
+    assert "gets MetaSchedule's instead: " in caplog.text

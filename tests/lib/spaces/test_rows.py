@@ -73,13 +73,14 @@ def over_lines():
     return workloads.as_workload(te.create_prim_func([x, te.compute((WIDTH,), lambda j: te.sum(x[axis, j], axis))]))
 
 
-@pytest.mark.parametrize("name", ["product", "sum over lines", "odd width", "short"])
+@pytest.mark.parametrize("name", ["product", "sum over lines", "odd width", "short", "a single row"])
 def test_other_sums_and_rows_that_fill_no_vectors_are_left_alone(cpu, name):
     workload: tvm.IRModule = {
         "product": matmul,
         "sum over lines": over_lines,
         "odd width": lambda: softmax(cpu, N, 63),
         "short": lambda: softmax(cpu, N, 4),
+        "a single row": lambda: softmax(cpu, WIDTH),
     }[name]()
 
     assert not rows.fits(workload, cpu.tvm())
