@@ -127,18 +127,17 @@ def roles(block: SBlock) -> Roles | None:
     if product is None or str(_stored(block).buffer.dtype) != "float32":
         return None
     axes = [axis.var for axis in block.iter_vars]
-    kinds = [int(axis.iter_type) for axis in block.iter_vars]
     column = _stored(block).indices[-1]
     weight, data = product if product[0].indices[-1].same_as(column) else product[::-1]
     of_weight, of_data = _vars(weight.indices), _vars(data.indices)
     groups = _groups(data, column, _extents(block).get(column, 0))
     if column not in axes or not groups or not weight.indices[-1].same_as(column):
         return None
-    spatial = [n for n, kind in enumerate(kinds) if kind == _SPATIAL]
+    spatial = spatial_axes(block)
     rows = tuple(n for n in spatial if axes[n] not in of_weight)
     batch = tuple(n for n in spatial if axes[n] in of_weight and axes[n] in of_data - {column})
     columns = [n for n in spatial if n not in rows and n not in batch]
-    reduction = tuple(n for n, kind in enumerate(kinds) if kind == _REDUCTION)
+    reduction = tuple(summed_axes(block))
     if not rows or not reduction or len(columns) != 1 or not axes[columns[0]].same_as(column):
         return None
     return Roles(batch, rows, columns[0], reduction, groups)
@@ -164,16 +163,15 @@ def window_roles(block: SBlock) -> Roles | None:
         return None
     store = _stored(block)
     axes = [axis.var for axis in block.iter_vars]
-    kinds = [int(axis.iter_type) for axis in block.iter_vars]
     column = store.indices[-1]
-    loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    loads = _read(store)
     extents = _extents(block)
     channels = [{var for var in _vars([load.indices[-1]]) if var.same_as(column) or extents[var] > 1} for load in loads]
     if column not in axes or any(found != {column} for found in channels):
         return None
-    place = next(n for n, axis in enumerate(axes) if axis.same_as(column))
-    rows = tuple(n for n, kind in enumerate(kinds) if kind == _SPATIAL and n != place)
-    reduction = tuple(n for n, kind in enumerate(kinds) if kind == _REDUCTION)
+    place = last_axis(block)
+    rows = tuple(n for n in spatial_axes(block) if n != place)
+    reduction = tuple(summed_axes(block))
     return Roles((), rows, place, reduction) if len(rows) >= 2 and reduction else None
 
 
@@ -188,7 +186,7 @@ def row_extents(block: SBlock) -> tuple[int, ...] | None:
         return None
     if not isinstance(store.value, (tirx.Add, tirx.Max, tirx.Min)) or _product(block) is not None:
         return None
-    loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    loads = _read(store)
     rows = [load for load in loads if last.var in _vars(load.indices)]
     if not rows or not all(load.indices[-1].same_as(last.var) for load in rows):
         return None
@@ -214,7 +212,7 @@ def summed_axes(block: SBlock) -> list[int]:
 def lie_together(block: SBlock, axis: int) -> bool:
     """Whether neighbours along an axis are neighbours in what a block writes and in a tensor that it reads."""
     store, var = _stored(block), block.iter_vars[axis].var
-    loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    loads = _read(store)
     return all(any(x.indices[-1].same_as(var) for x in side) for side in ([store], loads))
 
 
@@ -330,6 +328,11 @@ def _stored(block: SBlock) -> Any:
     return _walk(block.body, tirx.BufferStore)[-1]
 
 
+def _read(store: Any) -> list[Any]:
+    """What a block loads, but for the result so far."""
+    return [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+
+
 def _without_casts(expr: Any) -> Any:
     while isinstance(expr, tirx.Cast):
         expr = expr.value
@@ -371,7 +374,7 @@ def _reduction(block: SBlock) -> str:
     store = _stored(block)
     axes = {kind: {v.var for v in block.iter_vars if int(v.iter_type) == kind} for kind in (_SPATIAL, _REDUCTION)}
     extents = _extents(block)
-    loads = [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    loads = _read(store)
     slides = any(extents[var] != 1 for load in loads for var in _vars(_windows(load, axes)) & axes[_SPATIAL])
     if isinstance(store.value, tirx.Max):
         return "max_pool" if slides else "reduce_max"

@@ -12,6 +12,7 @@ from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 
 from lib.spaces import contraction, rows, transposition, window, winograd
+from lib.spaces.rule import SketchRule
 
 
 def generators(workload: tvm.IRModule, target: Target, seed: int) -> Iterator[SpaceGenerator | str]:
@@ -35,15 +36,15 @@ def _rules(workload: tvm.IRModule, target: Target) -> list[ms.schedule_rule.Sche
     if target.kind.name != "llvm":
         return []
     if winograd.fits(workload):
-        return [_auto_inline(), winograd.WinogradPasses()]
+        return [_auto_inline(), SketchRule(winograd.sketches)]
     if contraction.fits(workload, target):
-        return [_auto_inline(), contraction.RegisterTile()]
+        return [_auto_inline(), SketchRule(contraction.sketches)]
     if window.fits(workload, target):
-        return [_auto_inline(), window.SlidingWindow()]
+        return [_auto_inline(), SketchRule(window.sketches)]
     if rows.fits(workload, target):
-        return [rows.RowByRow()]  # which inlines where that pays
+        return [SketchRule(rows.sketches)]  # which inlines where that pays
     if transposition.fits(workload, target):
-        return [_auto_inline(), transposition.TiledTransposition()]
+        return [_auto_inline(), SketchRule(transposition.sketches)]
     return []
 
 

@@ -18,16 +18,16 @@ Weights are packed to be read in order by MetaSchedule's RewriteLayout, where th
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import tvm
-from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm.target import Target
 
 from lib import structure
 from lib.spaces import tiling
+from lib.spaces.rule import tried
 from lib.spaces.tiling import Registers, Tile
 from lib.structure import Roles
 
@@ -45,37 +45,20 @@ def fits(workload: tvm.IRModule, target: Target) -> bool:
     return bool(tiling.tiles(extents[found.rows[-1]], columns, tiling.registers(target)))
 
 
-@derived_object
-class RegisterTile(ms.schedule_rule.PyScheduleRule):
-    """Gives a contraction of float32 a sketch for each number of vectors; leaves every other block alone."""
+def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
+    """Of a contraction of float32, one for each number of vectors and each place of the padding; its neighbours were
+    inlined."""
+    roles = structure.roles(schedule.get(block))
+    if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
+        return []
+    extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
+    tiles = tiling.tiles(extents[roles.rows[-1]], extents[roles.columns] // roles.groups, machine)
+    places = (False, True) if schedule.get_producers(block) else (False,)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.machine = Registers(0, 0)
+    def way(tile: Tile, padded_in_task: bool, sketch: Schedule) -> None:
+        tile_sums(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task)
 
-    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
-        self.machine = tiling.registers(context.target)
-
-    def apply(self, schedule: Schedule, block: SBlockRV) -> list[Schedule]:
-        """See `PyScheduleRule.apply`; the block was not touched before, but its neighbours were inlined."""
-        roles = structure.roles(schedule.get(block))
-        if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
-            return [schedule]
-        extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
-        found = []
-        for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns] // roles.groups, self.machine):
-            for padded_in_task in (False, True) if schedule.get_producers(block) else (False,):
-                sketch = schedule.copy()
-                try:
-                    tile_sums(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task)
-                except ScheduleError:  # a neighbour that does not move: this space has no place for it
-                    continue
-                found.append(sketch)
-        return found or [schedule]
-
-    def clone(self) -> "RegisterTile":
-        """Another one: TVM copies rules for each thread."""
-        return RegisterTile()
+    return tried(schedule, [partial(way, tile, in_task) for tile in tiles for in_task in places])
 
 
 def tile_sums(
@@ -88,10 +71,7 @@ def tile_sums(
 ) -> None:
     """Tile a contraction, and place the blocks before it that pad its data."""
     loops = schedule.get_loops(block)
-    sums = epilogue(schedule, block)
-    for following in schedule.get_consumers(sums):
-        if structure.period(schedule.get(following)):
-            results_apart(schedule, following, tile.lanes)
+    sums = epilogue(schedule, block, tile.lanes)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     last_row, row = schedule.split(last_row, [None, tiling.choice(schedule, tile.rows)])
     columns, groups = loops[roles.columns], []
@@ -116,7 +96,8 @@ def tile_sums(
         schedule.unroll(loop)
     schedule.vectorize(lane)
     schedule.reverse_compute_at(sums, places[-1], preserve_unit_loops=True)
-    tiling.vectorize_last(schedule, sums, _lanes_of(schedule, sums, tile.lanes))
+    # Of results that were widened (`lib.widen`), no part of a vector may be cut off.
+    tiling.vectorize_last(schedule, sums, tiling.narrowed(tile.lanes, tiling.columns_of(schedule, sums)))
     for producer in producers:
         pad(schedule, producer, task if padded_in_task else None)
     initial = schedule.decompose_reduction(block, sum_outer)
@@ -137,26 +118,19 @@ def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
     tiling.vectorize_last(schedule, block, next(n for n in (16, 8, 4, extent) if extent % n == 0))
 
 
-def results_apart(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
-    """What follows the sums and reads them in stretches, as a parallel pass of its own."""
-    length = structure.period(schedule.get(block))
+def _results_apart(schedule: Schedule, block: SBlockRV, length: int, lanes: int) -> None:
+    """What follows the sums and reads them in stretches of a length, as a parallel pass of its own."""
     while following := schedule.get_consumers(block):
         schedule.compute_inline(block)
         [block] = following
     *outer, last = schedule.get_loops(block)
     stretch, last = schedule.split(last, [None, length])
-    _, lane = schedule.split(last, [None, next(n for n in (lanes, lanes // 2, lanes // 4, 1) if length % n == 0)])
+    _, lane = schedule.split(last, [None, tiling.narrowed(lanes, length)])
     schedule.parallel(schedule.fuse(*outer, stretch))
     schedule.vectorize(lane)
 
 
-def _lanes_of(schedule: Schedule, block: SBlockRV, lanes: int) -> int:
-    """Vectors in which the results are stored: of those that were widened (`lib.widen`), no part may be cut off."""
-    columns = int(schedule.get(block).iter_vars[-1].dom.extent)
-    return next(n for n in (lanes, lanes // 2, lanes // 4, 1) if n and columns % n == 0)
-
-
-def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
+def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     """The block that takes the sums out of the registers: the one that follows, or a copy before what cannot be moved
     to where they are: other sums, or stretches of columns (`lib.widen`, with groups).
 
@@ -167,8 +141,11 @@ def epilogue(schedule: Schedule, block: SBlockRV) -> SBlockRV:
     if not consumers or schedule.get(consumers[0]).init is not None:
         return schedule.cache_write(block, 0, "local")
     consumer = consumers[0]
-    if len(consumers) == 1 and structure.period(schedule.get(consumer)):
-        return schedule.cache_write(block, 0, "local")
+    length = structure.period(schedule.get(consumer)) if len(consumers) == 1 else 0
+    if length:
+        copy = schedule.cache_write(block, 0, "local")
+        _results_apart(schedule, consumer, length, lanes)
+        return copy
     if len(consumers) > 1 or schedule.get_consumers(consumer):
         raise ScheduleError("what follows the sums does not fit into one block")
     for other in schedule.get_producers(consumer):  # say, of a mask that is added

@@ -11,16 +11,16 @@ summed in as many partial sums as a vector has lanes.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import tvm
-from tvm.ir.utils import derived_object
 from tvm.s_tir import SBlock, Schedule
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from lib import structure
 from lib.spaces import tiling
+from lib.spaces.rule import tried
 from lib.spaces.tiling import Registers
 
 _Vectorize = Callable[[Schedule, SBlockRV, int], None]
@@ -35,36 +35,14 @@ def fits(workload: tvm.IRModule, target: Target) -> bool:
     return _lanes(structure.leaf_blocks(workload["main"]), tiling.registers(target)) > 0
 
 
-@derived_object
-class RowByRow(ms.schedule_rule.PyScheduleRule):
-    """Schedules all blocks when it comes to the last one, before any was inlined."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.machine = Registers(0, 0)
-
-    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
-        self.machine = tiling.registers(context.target)
-
-    def apply(self, schedule: Schedule, block: SBlockRV) -> list[Schedule]:
-        """See `PyScheduleRule.apply`."""
-        blocks = structure.leaf_blocks(schedule.mod["main"])
-        lanes = _lanes(blocks, self.machine)
-        if not lanes or str(schedule.get(block).name_hint) != str(blocks[-1].name_hint):
-            return [schedule]
-        found = []
-        for inlined in (_READ_ONCE, _CHEAP):
-            sketch = schedule.copy()
-            try:
-                _sketch(sketch, blocks, lanes, inlined)
-            except ScheduleError:  # a pass that does not move: this space has no place for it
-                continue
-            found.append(sketch)
-        return found or [schedule]
-
-    def clone(self) -> "RowByRow":
-        """Another one: TVM copies rules for each thread."""
-        return RowByRow()
+def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
+    """Of all blocks, when it comes to the last one, before any was inlined."""
+    blocks = structure.leaf_blocks(schedule.mod["main"])
+    lanes = _lanes(blocks, machine)
+    if not lanes or str(schedule.get(block).name_hint) != str(blocks[-1].name_hint):
+        return []
+    ways = [partial(_sketch, blocks=blocks, lanes=lanes, inlined=inlined) for inlined in (_READ_ONCE, _CHEAP)]
+    return tried(schedule, ways)
 
 
 def _lanes(blocks: list[SBlock], machine: Registers) -> int:

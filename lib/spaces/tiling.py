@@ -66,6 +66,16 @@ def lanes_for(extent: int, machine: Registers) -> int:
     return next((n for n in widths if n > 1 and extent % n == 0), 0)
 
 
+def narrowed(lanes: int, extent: int) -> int:
+    """Vectors of so many lanes, a half or a quarter of them, or single numbers: the widest that fill an extent."""
+    return next(n for n in (lanes, lanes // 2, lanes // 4, 1) if n and extent % n == 0)
+
+
+def columns_of(schedule: Schedule, block: SBlockRV) -> int:
+    """The extent of the last axis of a block."""
+    return int(schedule.get(block).iter_vars[-1].dom.extent)
+
+
 def _speed(rows: int, vectors: int) -> float:
     """Share of the peak that a tile can reach, on a core with two multiply-adds and two loads a cycle.
 

@@ -6,15 +6,17 @@ in another cache line, gone before its neighbour is wanted. In a tile all lines 
 taken in vectors, and how large a tile is, is left to the search.
 """
 
+from functools import partial
+
 import tvm
-from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV, ScheduleError
 from tvm.target import Target
 
 from lib import structure
 from lib.spaces import tiling
+from lib.spaces.rule import tried
+from lib.spaces.tiling import Registers
 
 _SIDES = range(4, 18)  # of a tile, in numbers; each is moved by instructions of its own
 
@@ -33,25 +35,12 @@ def fits(workload: tvm.IRModule, _target: Target) -> bool:
     return structure.transposed(schedule.get(last)) is not None
 
 
-@derived_object
-class TiledTransposition(ms.schedule_rule.PyScheduleRule):
-    """Gives such a block a sketch for each side that may be taken in vectors; leaves every other block alone."""
-
-    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None: ...
-
-    def apply(self, schedule: Schedule, block: SBlockRV) -> list[Schedule]:
-        """See `PyScheduleRule.apply`; all other blocks were inlined before."""
-        read = structure.transposed(schedule.get(block))
-        if read is None or schedule.get_producers(block) or schedule.get_consumers(block):
-            return [schedule]
-        sketches = [schedule.copy(), schedule.copy()]
-        for sketch, reads_vectors in zip(sketches, (False, True), strict=True):
-            _sketch(sketch, block, read, reads_vectors=reads_vectors)
-        return sketches
-
-    def clone(self) -> "TiledTransposition":
-        """Another one: TVM copies rules for each thread."""
-        return TiledTransposition()
+def sketches(schedule: Schedule, block: SBlockRV, _machine: Registers) -> list[Schedule]:
+    """Of such a block, one for each side that may be taken in vectors; all other blocks were inlined before."""
+    read = structure.transposed(schedule.get(block))
+    if read is None or schedule.get_producers(block) or schedule.get_consumers(block):
+        return []
+    return tried(schedule, [partial(_sketch, block=block, read=read, reads_vectors=side) for side in (False, True)])
 
 
 def _sketch(schedule: Schedule, block: SBlockRV, read: int, *, reads_vectors: bool) -> None:
@@ -70,6 +59,6 @@ def _sketch(schedule: Schedule, block: SBlockRV, read: int, *, reads_vectors: bo
     schedule.vectorize(vector)
 
 
-def _side(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV) -> tvm.s_tir.schedule.ExprRV:
+def _side(schedule: Schedule, loop: LoopRV) -> ExprRV:
     sides = tiling.divisors(tiling.extent_of(schedule, loop))
     return tiling.choice(schedule, [n for n in sides if n in _SIDES] or [max(n for n in sides if n <= _SIDES[-1])])

@@ -7,16 +7,16 @@ at all, when the borders are looked for at each access.
 """
 
 import math
+from functools import partial
 
 import tvm
-from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from lib import structure
 from lib.spaces import contraction, tiling
+from lib.spaces.rule import tried
 from lib.spaces.tiling import Registers
 from lib.structure import Roles
 
@@ -35,35 +35,14 @@ def fits(workload: tvm.IRModule, target: Target) -> bool:
     return tiling.lanes_for(channels, tiling.registers(target)) > 0
 
 
-@derived_object
-class SlidingWindow(ms.schedule_rule.PyScheduleRule):
-    """Gives such a block a sketch for each place of the padding; leaves every other block alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.machine = Registers(0, 0)
-
-    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
-        self.machine = tiling.registers(context.target)
-
-    def apply(self, schedule: Schedule, block: SBlockRV) -> list[Schedule]:
-        """See `PyScheduleRule.apply`."""
-        roles = structure.window_roles(schedule.get(block))
-        if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
-            return [schedule]
-        found = []
-        for padding in _PADDINGS if schedule.get_producers(block) else _PADDINGS[:1]:
-            sketch = schedule.copy()
-            try:
-                _sketch(sketch, block, roles, self.machine, padding)
-            except ScheduleError:  # a neighbour that does not move: this space has no place for it
-                continue
-            found.append(sketch)
-        return found or [schedule]
-
-    def clone(self) -> "SlidingWindow":
-        """Another one: TVM copies rules for each thread."""
-        return SlidingWindow()
+def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
+    """Of such a block, one for each place of the padding."""
+    roles = structure.window_roles(schedule.get(block))
+    if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
+        return []
+    paddings = _PADDINGS if schedule.get_producers(block) else _PADDINGS[:1]
+    ways = [partial(_sketch, block=block, roles=roles, machine=machine, padding=padding) for padding in paddings]
+    return tried(schedule, ways)
 
 
 def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Registers, padding: str) -> None:
@@ -73,9 +52,9 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
             schedule.compute_inline(producer)
         producers = []
     loops = schedule.get_loops(block)
-    result = contraction.epilogue(schedule, block)
     channels = tiling.extent_of(schedule, loops[roles.columns])
     lanes = tiling.lanes_for(channels, machine)
+    result = contraction.epilogue(schedule, block, lanes)
     vectors = [n for n in tiling.divisors(channels // lanes) if n <= _MAX_VECTORS]
     column, vector, lane = schedule.split(loops[roles.columns], [None, tiling.choice(schedule, vectors), lanes])
     columns_0, columns_1 = tiling.halves(schedule, column)

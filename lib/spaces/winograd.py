@@ -5,15 +5,16 @@ products are register tiles, as `contraction` has them. What is left to the sear
 channels a task of the first and of the last pass takes.
 """
 
+from functools import partial
+
 import tvm
-from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from lib import structure, winograd
 from lib.spaces import contraction, tiling
-from lib.spaces.tiling import Registers
+from lib.spaces.rule import tried
+from lib.spaces.tiling import Registers, Tile
 
 
 def fits(workload: tvm.IRModule) -> bool:
@@ -21,38 +22,20 @@ def fits(workload: tvm.IRModule) -> bool:
     return any(str(block.name_hint).startswith(winograd.FUNCTION) for block in structure.leaf_blocks(workload["main"]))
 
 
-@derived_object
-class WinogradPasses(ms.schedule_rule.PyScheduleRule):
-    """Schedules all blocks of a convolution when it comes to the products, in a sketch for each register tile."""
+def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
+    """Of all blocks of a convolution, when it comes to the products, one for each register tile."""
+    roles = structure.roles(schedule.get(block))
+    if roles is None or not roles.batch:
+        return []
+    extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.machine = Registers(0, 0)
+    def way(tile: Tile, sketch: Schedule) -> None:
+        _transform_data(sketch, block, tiling.lanes_for(extents[roles.reduction[-1]], machine))
+        contraction.tile_sums(sketch, block, roles, tile)
+        _transform_results(sketch, block, tile.lanes)
 
-    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
-        self.machine = tiling.registers(context.target)
-
-    def apply(self, schedule: Schedule, block: SBlockRV) -> list[Schedule]:
-        """See `PyScheduleRule.apply`."""
-        roles = structure.roles(schedule.get(block))
-        if roles is None or not roles.batch:
-            return [schedule]
-        extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
-        found = []
-        for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], self.machine):
-            sketch = schedule.copy()
-            try:
-                _transform_data(sketch, block, tiling.lanes_for(extents[roles.reduction[-1]], self.machine))
-                contraction.tile_sums(sketch, block, roles, tile)
-                _transform_results(sketch, block, tile.lanes)
-            except ScheduleError:  # what follows the convolution does not move
-                continue
-            found.append(sketch)
-        return found or [schedule]
-
-    def clone(self) -> "WinogradPasses":
-        """Another one: TVM copies rules for each thread."""
-        return WinogradPasses()
+    tiles = tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)
+    return tried(schedule, [partial(way, tile) for tile in tiles])
 
 
 def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int) -> None:
