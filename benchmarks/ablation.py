@@ -12,9 +12,8 @@ import argparse
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,21 +25,16 @@ os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
 
 import curves
 import pandas as pd
-import pyarrow as pa
+import rounds
 
-from lib import history, spaces, tables
-from lib.cost_model import TrainConfig
+from lib import spaces
 from lib.graph import Model
 from lib.layout import RunFiles
 from lib.planning import PlanConfig
-from lib.runner import MeasureConfig, Runner
-from lib.schemas import SUBGRAPHS
-from lib.search import SearchConfig
+from lib.runner import MeasureConfig
 from lib.source import Source
-from lib.tables import Origin
-from lib.workers import LocalPool
 from lib.workloads import Subgraph
-from stages import cluster, extract, generate, measure, train
+from stages import extract
 from stages.extract import ExtractConfig
 
 _AS_IT_IS = ExtractConfig()
@@ -78,28 +72,11 @@ VARIANTS = [
 def tune(variant: Variant, subgraphs: list[Subgraph], seconds: float, seed: int) -> pd.DataFrame:
     """Every measurement of so many seconds of rounds, as `curves.of_run` has them."""
     with tempfile.TemporaryDirectory() as folder:
-        run, origin = RunFiles(Path(folder)), Origin()
-        table, families = run.folder / "subgraphs.parquet", run.folder / "families.parquet"
-        tables.write(pa.Table.from_pylist([asdict(s) for s in subgraphs], schema=SUBGRAPHS), table, SUBGRAPHS, origin)
-        cluster.run(table, variant.families, origin=origin, out=families)
-        plan, number, spent = PlanConfig(**variant.plan), 0, 0.0
-        runner: Runner = LocalPool(TARGET, MeasureConfig(**variant.measure))
-        try:
-            while spent < seconds:
-                started = time.monotonic()
-                past, files = run.rounds(number), run.round(number)
-                try:
-                    generate.run(
-                        table, families, past, TARGET, plan, SearchConfig(), seed=seed, origin=origin, out=files
-                    )
-                except generate.NothingToImprove:
-                    break
-                measure.run(table, runner, origin=origin, out=files)
-                train.run(families, [*past, files], TrainConfig(), seed=seed, origin=origin, out=files)
-                number, spent = number + 1, spent + time.monotonic() - started
-        finally:
-            runner.close()
-        assert history.load(run.rounds(number)).n_rounds == number
+        run = RunFiles(Path(folder))
+        rounds.tune(
+            subgraphs, TARGET, run, lambda _, spent: spent >= seconds, families=variant.families,
+            plan=PlanConfig(**variant.plan), timing=MeasureConfig(**variant.measure), seed=seed,
+        )  # fmt: skip
         return curves.of_run(run.folder)
 
 

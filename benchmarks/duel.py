@@ -20,40 +20,25 @@ TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
 
 import pandas as pd
-import tvm
-from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
-from lib import history, schemas, search, structure, tables, worker, workloads
+from lib import history, schemas, tables, worker
 from lib.layout import RunFiles
-from lib.numerics import random_values
 
 _REPEAT_S = 0.03
 
 
-class Kernel:
-    """A compiled program of a subgraph, with inputs."""
-
-    def __init__(self, workload: tvm.IRModule, trace: str) -> None:
-        program = search.program(workload, trace, TARGET.tvm())
-        program = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(program)
-        params = worker.parameters(program, structure.index_bounds(workload["main"]))
-        self.arguments = [tvm.runtime.tensor(random_values(*param, seed=n)) for n, param in enumerate(params)]
-        self.kernel = tvm.tirx.build(program, TARGET.tvm())
-
-    def latency_s(self) -> float:
-        """Mean of one repeat, in seconds."""
-        found = worker.time_kernel(self.kernel, self.arguments, tvm.cpu(), 1, _REPEAT_S, float("inf"))
-        return float(found["latencies"][0])
-
-
 def duel(subgraph: Mapping[str, Any], traces: Mapping[str, str], turns: int) -> list[dict[str, Any]]:
     """A row for each turn, with the latency of each side in seconds."""
-    workload = workloads.load(subgraph["workload"])
-    sides = {name: Kernel(workload, trace) for name, trace in traces.items()}
+    kernels = worker.Kernels(TARGET.tvm())
+    kernels.define("workload", subgraph["workload"])
+    for name, trace in traces.items():
+        kernels.build(name, "workload", trace)
     known = {key: subgraph[key] for key in ("subgraph_id", "name", "weight")}
-    return [
-        {**known, "turn": turn, **{name: kernel.latency_s() for name, kernel in sides.items()}} for turn in range(turns)
-    ]
+    rows = []
+    for turn in range(turns):
+        replies = {name: kernels.time(name, 1, _REPEAT_S, float("inf")) for name in traces}
+        rows.append({**known, "turn": turn, **{name: reply["latencies"][0] for name, reply in replies.items()}})
+    return rows
 
 
 def main() -> None:

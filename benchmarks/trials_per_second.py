@@ -13,7 +13,6 @@ import logging
 import os
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -23,20 +22,14 @@ TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)  # for stock's workers, too
 
 import pandas as pd
-import pyarrow as pa
+import rounds
 from tvm.s_tir import meta_schedule as ms
 
-from lib import graph, history, tables, workloads, zoo
-from lib.cost_model import TrainConfig
+from lib import graph, history, workloads, zoo
 from lib.layout import RunFiles
 from lib.planning import PlanConfig
 from lib.runner import MeasureConfig
-from lib.schemas import SUBGRAPHS
-from lib.search import SearchConfig
-from lib.tables import Origin
-from lib.workers import LocalPool
 from lib.workloads import Subgraph
-from stages import cluster, generate, measure, train
 
 
 def subgraphs() -> list[tuple[str, Subgraph]]:
@@ -75,23 +68,12 @@ def stock(subgraph: Subgraph, trials: int, folder: Path) -> tuple[int, float]:
 
 def ours(subgraph: Subgraph, trials: int, folder: Path) -> tuple[int, float]:
     """Trials done and best latency in seconds."""
-    run, origin = RunFiles(folder), Origin()
-    table, families = folder / "subgraphs.parquet", folder / "families.parquet"
-    tables.write(pa.Table.from_pylist([asdict(subgraph)], schema=SUBGRAPHS), table, SUBGRAPHS, origin)
-    cluster.run(table, "core-operator", origin=origin, out=families)
-    pool = LocalPool(TARGET, MeasureConfig())
-    config = PlanConfig(num_trials_warmup=64)
-    try:
-        number = 0
-        while history.load(run.rounds(number)).n_trials < trials:
-            past, files = run.rounds(number), run.round(number)
-            generate.run(table, families, past, TARGET, config, SearchConfig(), seed=0, origin=origin, out=files)
-            measure.run(table, pool, origin=origin, out=files)
-            train.run(families, [*past, files], TrainConfig(), seed=0, origin=origin, out=files)
-            number += 1
-    finally:
-        pool.close()
-    done = history.load(run.rounds(number))
+    run = RunFiles(folder)
+    n_rounds = rounds.tune(
+        [subgraph], TARGET, run, lambda number, _: history.load(run.rounds(number)).n_trials >= trials,
+        plan=PlanConfig(num_trials_warmup=64), timing=MeasureConfig(),
+    )  # fmt: skip
+    done = history.load(run.rounds(n_rounds))
     return done.n_trials, done.of(subgraph.subgraph_id).best_s
 
 

@@ -230,13 +230,10 @@ def _generate(
     for generator in ours:
         try:
             found = _generate_in(generator, workload, target, strategy, seed, n, database, model)
-        except (
-            RuntimeError,
-            ValueError,
-            LookupError,
-        ) as error:  # a night's run does not end with what one rule overlooked
-            reason = str(error).strip().splitlines()[-1:]
-            _log.warning("A space of ours fails on a workload, which gets MetaSchedule's instead: %s", *reason or [""])
+        except (RuntimeError, ValueError, LookupError) as error:
+            # A night's run does not end with what one rule overlooked.
+            reason = str(error).strip().rpartition("\n")[-1]
+            _log.warning("A space of ours fails on a workload, which gets MetaSchedule's instead: %s", reason)
             continue
         if found is not None:
             return found
