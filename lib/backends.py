@@ -1,8 +1,11 @@
 """What differs between kinds of target when programs are lowered: TVM's passes, and what an untuned program is."""
 
+import math
 from types import ModuleType
+from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.relax.backend.cpu_generic import pipeline as _cpu
 from tvm.relax.backend.cuda import pipeline as _cuda
@@ -10,12 +13,45 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib import structure
+from lib import prefetch, structure
+
+_CPU_PIPELINE = "cpu_with_prefetch"
+_STACK = 1 << 14  # numbers: a thread has some megabytes
 
 
 def passes(target: Target) -> ModuleType:
     """TVM's module of lowering passes: `library_dispatch_passes`, `dataflow_lower_passes`, `finalize_passes`."""
     return _cuda if target.kind.name == "cuda" else _cpu
+
+
+def build(module: tvm.IRModule, target: Target) -> tvm.runtime.Module:
+    """Compile a scheduled module."""
+    return tvm.tirx.build(module, target, pipeline=pipeline(target))
+
+
+def pipeline(target: Target) -> str:
+    """By which name TVM knows how functions are lowered for a target: on CPUs with what no schedule can say, requests
+    for weights before they are needed (`lib.prefetch`), and accumulators on the stack, where LLVM sees that nothing
+    else writes to them; TVM would take them from a pool."""
+    return _CPU_PIPELINE if target.kind.name == "llvm" else "default"
+
+
+def _lower_for_cpu() -> tuple[tvm.transform.Pass, Any, Any]:
+    lower, *finalize = tvm.tirx.get_tir_pipeline("default")
+    ask = tirx.transform.prim_func_pass(lambda function, *_: prefetch.insert(function), opt_level=0, name="prefetch")
+    keep = tirx.transform.prim_func_pass(lambda function, *_: _on_stack(function), opt_level=0, name="on_stack")
+    return tvm.transform.Sequential([ask, lower, keep]), *finalize
+
+
+def _on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    def kept(allocated: tirx.AllocBuffer) -> tirx.AllocBuffer:
+        tensor = allocated.buffer
+        size = math.prod(int(extent) for extent in tensor.shape)
+        if tensor.scope() != "local" or size > _STACK:
+            return allocated
+        return tirx.AllocBuffer(tensor, {**allocated.annotations, "disable_lower_builtin": tirx.IntImm("int32", 1)})
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, kept)))
 
 
 def default_schedules(target: Target) -> list[tvm.transform.Pass]:
@@ -73,3 +109,6 @@ def _through_results(schedule: Schedule, block: SBlockRV) -> None:
         schedule.parallel(schedule.fuse(*outer))
     if around:
         schedule.decompose_reduction(block, sums[0])
+
+
+tvm.tirx.register_tir_pipeline(_CPU_PIPELINE, _lower_for_cpu)

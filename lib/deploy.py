@@ -36,7 +36,8 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
                 *lowering.finalize_passes(target),
             ]
         )
-        relax.build(module, target=target, relax_pipeline=lower).export_library(str(out))
+        pipeline = backends.pipeline(target)
+        relax.build(module, target, relax_pipeline=lower, tir_pipeline=pipeline).export_library(str(out))
 
 
 def schedule(module: tvm.IRModule, traces: Mapping[str, str]) -> tvm.IRModule:

@@ -32,7 +32,7 @@ may have a stride. Whether one model for both would learn faster has not been me
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,9 +145,9 @@ def roles(block: SBlock) -> Roles | None:
 
 def _groups(data: Any, column: Any, extent: int) -> int:
     """Into how many groups columns fall by the data that they read; 0 if single ones read data of their own."""
-    divisions = [div for div in _walk(data.indices, tirx.FloorDiv) if div.a.same_as(column)]
+    divisions = [div for div in walk(data.indices, tirx.FloorDiv) if div.a.same_as(column)]
     sizes = {int(div.b) for div in divisions if isinstance(div.b, tirx.IntImm)}
-    everywhere = sum(var.same_as(column) for index in data.indices for var in _walk(index, tirx.Var))
+    everywhere = sum(var.same_as(column) for index in data.indices for var in walk(index, tirx.Var))
     if everywhere != len(divisions) or len(sizes) > 1:
         return 0
     size = sizes.pop() if sizes else extent
@@ -159,7 +159,7 @@ def window_roles(block: SBlock) -> Roles | None:
 
     None if it is another block: one that sums over channels, or does not slide.
     """
-    if block.init is None or len(_walk(block.body, tirx.BufferStore)) > 2 or operator(block) not in _BY_CHANNEL:
+    if block.init is None or len(walk(block.body, tirx.BufferStore)) > 2 or operator(block) not in _BY_CHANNEL:
         return None
     store = _stored(block)
     axes = [axis.var for axis in block.iter_vars]
@@ -180,7 +180,7 @@ def row_extents(block: SBlock) -> tuple[int, ...] | None:
     and that of the sum. None if it is another block, or a product of two tensors."""
     *spatial, last = block.iter_vars
     store = _stored(block)
-    if block.init is None or len(_walk(block.body, tirx.BufferStore)) > 1 or str(store.buffer.dtype) != "float32":
+    if block.init is None or len(walk(block.body, tirx.BufferStore)) > 1 or str(store.buffer.dtype) != "float32":
         return None
     if int(last.iter_type) != _REDUCTION or any(int(axis.iter_type) != _SPATIAL for axis in spatial):
         return None
@@ -219,16 +219,16 @@ def lie_together(block: SBlock, axis: int) -> bool:
 def period(block: SBlock) -> int:
     """The length of the stretches into which a block cuts the last axis of what it writes to find what it reads, as
     reshapes and channel shuffles do; 0 if it does not, or in several ways."""
-    stores = _walk(block.body, tirx.BufferStore)
+    stores = walk(block.body, tirx.BufferStore)
     last = block.iter_vars[-1].var if block.iter_vars else None
     if len(stores) != 1 or last not in _vars([stores[0].indices[-1]]):
         return 0
     analyzer = Analyzer()
     for axis in block.iter_vars:
         analyzer.bind(axis.var, axis.dom)
-    loads = _walk(stores[0].value, tvm.ir.TensorLoad)
+    loads = walk(stores[0].value, tvm.ir.TensorLoad)
     indices = [analyzer.simplify(index) for load in loads for index in load.indices]
-    cuts = [cut for kind in (tirx.FloorDiv, tirx.FloorMod) for cut in _walk(indices, kind)]
+    cuts = [cut for kind in (tirx.FloorDiv, tirx.FloorMod) for cut in walk(indices, kind)]
     lengths = {int(cut.b) for cut in cuts if cut.a.same_as(last) and isinstance(cut.b, tirx.IntImm)}
     length = lengths.pop() if len(lengths) == 1 else 0
     return length if length > 1 and _extents(block)[last] % length == 0 else 0
@@ -238,8 +238,8 @@ def transposed(block: SBlock) -> int | None:
     """Which axis of an element-wise block lies together in a tensor that it reads, where another one does in what it
     writes: its position, or that after the last where stretches of the last axis lie apart (see `period`) and so do
     their elements. None if there is none, or it is not the only one."""
-    stores = _walk(block.body, tirx.BufferStore)
-    if block.init is not None or len(stores) != 1 or _walk(block.body, tirx.For):
+    stores = walk(block.body, tirx.BufferStore)
+    if block.init is not None or len(stores) != 1 or walk(block.body, tirx.For):
         return None
     axes = [axis.var for axis in block.iter_vars]
     extents = _extents(block)
@@ -248,25 +248,30 @@ def transposed(block: SBlock) -> int | None:
         return None
     found: set[int] = set()
     length = period(block)
-    for load in _walk(stores[0].value, tvm.ir.TensorLoad):
-        steps = [_step(load, axes, axis, 1) if extents[axis] > 1 else 0 for axis in axes]
+    for load in walk(stores[0].value, tvm.ir.TensorLoad):
+        steps = [step(load.indices, load.source.ty.shape, axis) if extents[axis] > 1 else 0 for axis in axes]
         if steps[-1] > 1:
-            steps += [_step(load, axes, last, length)] if length else []
-            found |= {n for n, step in enumerate(steps) if step == 1}
+            steps += [step(load.indices, load.source.ty.shape, last, length)] if length else []
+            found |= {n for n, apart in enumerate(steps) if apart == 1}
     return found.pop() if len(found) == 1 else None
 
 
-def _step(load: Any, axes: Sequence[Any], axis: Any, far: int) -> int:
-    """How far apart in memory two elements are that are read at the first place along an axis, and so far from it; 0
-    if that is not known before."""
+def step(indices: Sequence[Any], shape: Sequence[Any], var: Any, far: int = 1) -> int:
+    """How far apart in memory two elements of a tensor are, by their indices: where all variables are zero, and where
+    one of them is so far from it; 0 if that is not known before."""
     ends = []
     for place in (0, far):
-        values = {var: tirx.IntImm(var.ty.dtype, place if var.same_as(axis) else 0) for var in axes}
+        at = {other: tirx.IntImm(other.ty.dtype, place if other.same_as(var) else 0) for other in _vars(indices)}
         address: Any = 0
-        for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
-            address = address * extent + tvm_ffi.structural_map(index, (tirx.Var, lambda v, at=values: at.get(v, v)))
+        for index, extent in zip(indices, shape, strict=True):
+            address = address * extent + replaced(index, at)
         ends.append(Analyzer().simplify(address))
     return int(ends[1]) - int(ends[0]) if all(isinstance(end, tirx.IntImm) for end in ends) else 0
+
+
+def replaced(expr: Any, values: Mapping[Any, Any]) -> Any:
+    """An expression with values in the place of variables."""
+    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))
 
 
 def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
@@ -275,9 +280,9 @@ def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
     Values in [0, bound) are safe to run the function with; TVM's random fill is not (it writes float bits).
     """
     bounds: dict[int, int] = {}
-    for load in _walk(function.body, tvm.ir.TensorLoad):
+    for load in walk(function.body, tvm.ir.TensorLoad):
         for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
-            for inner in _walk(index, tvm.ir.TensorLoad):
+            for inner in walk(index, tvm.ir.TensorLoad):
                 for number, param in enumerate(function.params):
                     if param.same_as(inner.source):
                         bounds[number] = min(int(extent), bounds.get(number, int(extent)))
@@ -309,7 +314,15 @@ def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
     return before, filled
 
 
-def _walk(root: Any, kind: type) -> list[Any]:
+def nests(root: Any) -> list[tuple[tirx.For, ...]]:
+    """Each loop behind those that it lies in, the outermost first."""
+    loops = walk(root, tirx.For)
+    within = {loop: walk(loop.body, tirx.For) for loop in loops}
+    return [(*(other for other in reversed(loops) if loop in within[other]), loop) for loop in loops]
+
+
+def walk(root: Any, kind: type) -> list[Any]:
+    """All nodes of a kind, what lies within a node before the node."""
     found: list[Any] = []
     tvm_ffi.structural_walk(root, [(kind, found.append)], order="post")
     return found
@@ -317,20 +330,20 @@ def _walk(root: Any, kind: type) -> list[Any]:
 
 def leaf_blocks(function: tirx.PrimFunc) -> list[SBlock]:
     """The blocks that hold no other block."""
-    return [block for block in _walk(function.body, SBlock) if not _walk(block.body, SBlock)]
+    return [block for block in walk(function.body, SBlock) if not walk(block.body, SBlock)]
 
 
 def _vars(exprs: Iterable[Any]) -> set[Any]:
-    return {var for expr in exprs for var in _walk(expr, tirx.Var)}
+    return {var for expr in exprs for var in walk(expr, tirx.Var)}
 
 
 def _stored(block: SBlock) -> Any:
-    return _walk(block.body, tirx.BufferStore)[-1]
+    return walk(block.body, tirx.BufferStore)[-1]
 
 
 def _read(store: Any) -> list[Any]:
     """What a block loads, but for the result so far."""
-    return [load for load in _walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+    return [load for load in walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
 
 
 def _without_casts(expr: Any) -> Any:
@@ -347,7 +360,7 @@ def _extents(block: SBlock) -> dict[Any, int]:
 
 def operator(block: SBlock) -> str:
     """What a block computes: a name as in `operators`, or `copy`."""
-    if _walk(block.body, tirx.For) or not _walk(block.body, tirx.BufferStore):
+    if walk(block.body, tirx.For) or not walk(block.body, tirx.BufferStore):
         return "opaque"  # loops within a block, or a call: no schedule reaches into it
     return _reduction(block) if block.init is not None else _elementwise(block)
 
@@ -369,8 +382,8 @@ def _of_reductions(names: Sequence[str]) -> str:
 
 
 def _reduction(block: SBlock) -> str:
-    if len(_walk(block.body, tirx.BufferStore)) > 1:  # several results in one pass
-        return "reduce_arg" if _walk(block.body, tirx.Select) else "reduce_moments"
+    if len(walk(block.body, tirx.BufferStore)) > 1:  # several results in one pass
+        return "reduce_arg" if walk(block.body, tirx.Select) else "reduce_moments"
     store = _stored(block)
     axes = {kind: {v.var for v in block.iter_vars if int(v.iter_type) == kind} for kind in (_SPATIAL, _REDUCTION)}
     extents = _extents(block)
@@ -415,7 +428,7 @@ def _product(block: SBlock) -> tuple[Any, Any] | None:
 def _is_transform(term: Any) -> bool:
     """Whether it is a tensor times numbers that stand in the program: a product with a constant matrix."""
     return isinstance(term, tirx.Mul) and any(
-        _walk(factor, tirx.Select) and not _walk(factor, tvm.ir.TensorLoad) for factor in (term.a, term.b)
+        walk(factor, tirx.Select) and not walk(factor, tvm.ir.TensorLoad) for factor in (term.a, term.b)
     )
 
 
@@ -442,13 +455,13 @@ def _contraction(data: Any, weight: Any, axes: dict[int, set[Any]], extents: dic
 
 
 def _calls(expr: Any) -> set[str]:
-    return {call.op.name.split(".")[-1] for call in _walk(expr, tvm.ir.Call) if hasattr(call.op, "name")}
+    return {call.op.name.split(".")[-1] for call in walk(expr, tvm.ir.Call) if hasattr(call.op, "name")}
 
 
 def _elementwise(block: SBlock) -> str:
     store = _stored(block)
-    loads = _walk(store.value, tvm.ir.TensorLoad)
-    if any(_walk(index, tvm.ir.TensorLoad) for load in loads for index in load.indices):
+    loads = walk(store.value, tvm.ir.TensorLoad)
+    if any(walk(index, tvm.ir.TensorLoad) for load in loads for index in load.indices):
         return "gather"
     value = _without_casts(store.value)
     if isinstance(value, tvm.ir.TensorLoad):
@@ -462,7 +475,7 @@ def _elementwise(block: SBlock) -> str:
         return "exp"  # two to a power, put together from its bits, as `lib.legalize` has it
     if "if_then_else" in calls:
         return _chosen(value, loads)
-    if isinstance(value, tirx.Div) and _walk(value.a, tirx.Mul) and _walk(value.b, tirx.Mul):
+    if isinstance(value, tirx.Div) and walk(value.a, tirx.Mul) and walk(value.b, tirx.Mul):
         return "rational"  # what `lib.legalize` makes of erf and tanh
     return _ARITHMETIC.get(type(value), "elementwise")
 
@@ -472,12 +485,12 @@ def _chosen(value: Any, loads: Sequence[Any]) -> str:
     if any(not load.source.same_as(loads[0].source) for load in loads):
         return "concat"
     # Zeros between the elements, rather than around them: every n-th place holds one.
-    return "dilate" if _walk(value.args[0], tirx.FloorMod) else "pad"
+    return "dilate" if walk(value.args[0], tirx.FloorMod) else "pad"
 
 
 def _moved(load: Any, store: Any, extents: dict[Any, int]) -> str:
     """Which movement it is to store elements as they were loaded, over axes of these extents."""
-    if _walk(load.indices, tirx.Select):
+    if walk(load.indices, tirx.Select):
         return "pad"  # mirrored at the border
     if any(isinstance(index, tirx.Sub) and isinstance(index.a, tirx.IntImm) for index in load.indices):
         return "reverse"

@@ -108,12 +108,12 @@ class Kernels:
         if not pack:
             program = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(program)
         with self._target:  # nvcc looks there for the architecture
-            tvm.tirx.build(program, self._target).export_library(library, options=_LINK)
+            backends.build(program, self._target).export_library(library, options=_LINK)
         bounds = structure.index_bounds(workload["main"])
         return {"build_s": time.perf_counter() - start, "params": parameters(program, bounds)}
 
     def _compile(self, program: tvm.IRModule, bounds: dict[int, int]) -> tuple[tvm.runtime.Module, list[Param]]:
-        kernel = tvm.tirx.build(program, self._target)
+        kernel = backends.build(program, self._target)
         kernel.get_function("main")  # machine code is made here, not in the timing
         return kernel, parameters(program, bounds)
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import te
 from tvm.script import tirx as T
 
-from lib import workloads
+from lib import backends, workloads
 from lib.runner import Job
 from lib.search import EMPTY_TRACE
 
@@ -109,7 +109,7 @@ def run_on(
 ) -> np.ndarray:
     """Compile a workload or a scheduled module and run it in this process."""
     arguments = [tvm.runtime.tensor(array) for array in (*inputs, out)]
-    tvm.tirx.build(workload, target)["main"](*arguments)
+    backends.build(workload, target)["main"](*arguments)
     return np.asarray(arguments[-1].numpy())
 
 

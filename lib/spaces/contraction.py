@@ -25,7 +25,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib import structure
+from lib import prefetch, structure
 from lib.spaces import tiling
 from lib.spaces.rule import tried
 from lib.spaces.tiling import Registers, Tile
@@ -92,6 +92,7 @@ def tile_sums(
     schedule.reorder(*tasks, *places, sum_outer, *window, sum_inner, row, vector, lane)
     task = schedule.fuse(*tasks)
     schedule.parallel(task)
+    schedule.annotate(sum_inner, prefetch.MARK, 1)
     for loop in (sum_inner, row, vector):
         schedule.unroll(loop)
     schedule.vectorize(lane)

@@ -50,6 +50,16 @@ def test_in_plain_loops_sums_run_around_their_results(cpu):
     assert "for axis, j in T.grid(64, 32)" in text
 
 
+def test_accumulators_of_a_cpu_are_on_the_stack(cpu):
+    workload = convolution(kernel=1)
+    for proposal in search.sample(workload, cpu.tvm(), 4, known=set(), seed=0):
+        program = search.program(workload, proposal.trace, cpu.tvm())
+
+        assert 'scope="local"' in program.script()
+        assert "TVMBackendAllocWorkspace" in tvm.tirx.build(program, cpu.tvm()).inspect_source("ll")
+        assert "@TVMBackendAllocWorkspace(" not in backends.build(program, cpu.tvm()).inspect_source("ll")
+
+
 def test_a_cpu_needs_no_default_schedule(cpu):
     workload = matmul()
 
