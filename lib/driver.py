@@ -36,7 +36,8 @@ class Programs:
         with self._place.session(limit_s) as device:
             start = time.perf_counter()
             kernel, arguments = device.load(Path(library)), [device.tensor(array) for array in inputs]
-            reply = worker.time_kernel(kernel, arguments, device.device, repeats, min_repeat_s, slow_above_s)
+            evaluate = worker.in_place(kernel, arguments, device.device)
+            reply = worker.time_kernel(evaluate, repeats, min_repeat_s, slow_above_s)
             return {**reply, "run_s": time.perf_counter() - start, "device": device.name}
 
     def compare(
@@ -50,9 +51,8 @@ class Programs:
             latencies: list[list[float]] = [[] for _ in kernels]
             numbers = [0] * len(kernels)
             for n in order:
-                reply = worker.time_kernel(
-                    kernels[n], arguments, device.device, 1, min_repeat_s, infinity, number=numbers[n]
-                )
+                evaluate = worker.in_place(kernels[n], arguments, device.device)
+                reply = worker.time_kernel(evaluate, 1, min_repeat_s, infinity, number=numbers[n])
                 numbers[n] = reply["number"]
                 latencies[n] += reply["latencies"]
             return {"latencies": latencies}

@@ -14,6 +14,7 @@ class MeasureConfig:
 
     repeats: int = 3  # latencies kept of a candidate
     min_repeat_s: float = 0.02  # a repeat loops the kernel for at least about this long
+    weights: str = "cold"  # on this CPU: each run reads them from memory, as in a large model; or "warm", from caches
     slow_factor: float = 2.5  # a candidate this much slower than its batch's best is timed once only
     build_timeout_s: float = 20.0
     run_timeout_s: float = 10.0  # all repeats together; begins when the device begins
@@ -22,6 +23,8 @@ class MeasureConfig:
     recycle_after: int = 2000  # builds of a worker before it is replaced: compilers leak
 
     def __post_init__(self) -> None:
+        if self.weights not in ("cold", "warm"):
+            raise ConfigError(f"[measure] weights must be cold or warm, but got {self.weights!r}.")
         if self.repeats < 1 or self.builds_ahead < 1 or self.slow_factor <= 1:
             raise ConfigError(f"[measure] needs repeats >= 1, builds_ahead >= 1, slow_factor > 1, but got {self}.")
         if self.run_timeout_s <= 2 * self.repeats * self.min_repeat_s:

@@ -274,6 +274,11 @@ def replaced(expr: Any, values: Mapping[Any, Any]) -> Any:
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))
 
 
+def weights(function: tirx.PrimFunc) -> list[int]:
+    """Which parameters of a workload are a model's, rather than computed: those that `graph.fuse` has marked."""
+    return [int(position) for position in (function.attrs or {}).get("layout_free_buffers", [])]
+
+
 def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:
     """For each integer parameter that is used as an index: the smallest extent of what it indexes.
 

@@ -6,6 +6,7 @@ with its parent, whatever the parent dies of.
 """
 
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,14 @@ from lib.place import Device, Here
 Reply = dict[str, Any]
 Param = tuple[tuple[int, ...], str, int]  # shape, dtype, and for indices the exclusive upper bound (else 0)
 Explain = Callable[[Exception], Reply]
+Evaluate = Callable[[int, int], list[float]]  # from runs in a repeat, and repeats: the mean seconds of each repeat
 
 # A kernel needs nothing but what the process that loads it has: linked in 5 ms, not 20.
 _LINK = ["-nostdlib"] if sys.platform == "linux" else []
 _LOOK_S = 0.002  # a candidate is not called slow on less than this
+_MEMORY = 24 << 20  # numbers: 96 MiB, three times the last cache of most machines
+_ALIGNED = 1024  # numbers: where tensors begin in it
+_COLD_FROM = 1 << 18  # bytes: fewer come from memory in a few microseconds
 
 
 class Kernels:
@@ -47,10 +52,13 @@ class Kernels:
         self._workloads: dict[str, tvm.IRModule] = {}
         self._built: dict[str, tuple[tvm.runtime.Module, list[Param]]] = {}
         self._arguments: dict[tuple[int, Param], tvm.runtime.Tensor] = {}  # of one workload, shared by candidates
+        self._weights: list[int] = []  # positions among its parameters
+        self._memory: Memory | None = None
 
     def define(self, workload_id: str, workload: str) -> Reply:
         """Make a workload known; forgets what belongs to others."""
         self._workloads = {workload_id: workloads.load(workload)}
+        self._weights = structure.weights(self._workloads[workload_id]["main"])
         self._arguments = {}
         return {}
 
@@ -64,13 +72,27 @@ class Kernels:
         self._built[candidate_id] = self._compile(program, structure.index_bounds(workload["main"]))
         return {"build_s": time.perf_counter() - start}
 
-    def time(self, candidate_id: str, repeats: int, min_repeat_s: float, slow_above_s: float, number: int = 0) -> Reply:
-        """Time a built candidate; see `time_kernel`."""
+    def time(
+        self,
+        candidate_id: str,
+        repeats: int,
+        min_repeat_s: float,
+        slow_above_s: float,
+        number: int = 0,
+        cold_weights: bool = False,
+    ) -> Reply:
+        """Time a built candidate; see `time_kernel`.
+
+        Args:
+            cold_weights: Each run reads its weights from memory, not from a cache, as in a model that is larger than
+                the caches, if there are enough of them for that to matter.
+        """
         start = time.perf_counter()
         kernel, params = self._built[candidate_id]
-        reply = time_kernel(
-            kernel, self._arguments_of(params), self._device, repeats, min_repeat_s, slow_above_s, number
-        )
+        arguments = self._arguments_of(params)
+        turns = self._turns(params, arguments) if cold_weights else []
+        evaluate = in_turn(kernel, turns) if turns else in_place(kernel, arguments, self._device)
+        reply = time_kernel(evaluate, repeats, min_repeat_s, slow_above_s, number)
         return {**reply, "run_s": time.perf_counter() - start}
 
     def drop(self) -> Reply:
@@ -123,6 +145,42 @@ class Kernels:
                 self._arguments[position, param] = tvm.runtime.tensor(random_values(*param, seed=position))
         return [self._arguments[key] for key in enumerate(params)]
 
+    def _turns(self, params: list[Param], arguments: list[tvm.runtime.Tensor]) -> list[list[tvm.runtime.Tensor]]:
+        """The same arguments, with the weights in ever other places; none if there is no need, or no room for two."""
+        shapes = [params[n][0] for n in self._weights if params[n][1] == "float32"]
+        if 4 * sum(map(math.prod, shapes)) < _COLD_FROM:
+            return []
+        self._memory = self._memory or Memory()
+        turns = []
+        for places in self._memory.places(shapes):
+            fresh = iter(places)
+            turns.append([next(fresh) if n in self._weights and params[n][1] == "float32" else argument
+                          for n, argument in enumerate(arguments)])  # fmt: skip
+        return turns if len(turns) > 1 else []
+
+
+class Memory:
+    """More numbers than caches hold, to be taken for weights: until all were read, none is read again."""
+
+    def __init__(self) -> None:
+        numbers = random_values((_MEMORY + _ALIGNED,), "float32", 0, seed=0)
+        first = -numbers.ctypes.data // numbers.itemsize % _ALIGNED
+        self._numbers = numbers[first : first + _MEMORY]
+
+    def places(self, shapes: Sequence[tuple[int, ...]]) -> list[list[tvm.runtime.Tensor]]:
+        """Tensors of these shapes, as often as there is room for all of them."""
+        found: list[list[tvm.runtime.Tensor]] = []
+        begin = 0
+        while True:
+            tensors = []
+            for shape in shapes:
+                end = begin + math.prod(shape)
+                if end > len(self._numbers):
+                    return found
+                tensors.append(tvm.runtime.from_dlpack(self._numbers[begin:end].reshape(shape)))
+                begin = -(-end // _ALIGNED) * _ALIGNED
+            found.append(tensors)
+
 
 def parameters(program: tvm.IRModule, bounds: Mapping[int, int]) -> list[Param]:
     """Shape, dtype and bound of each parameter of `main`; see `structure.index_bounds`."""
@@ -132,26 +190,41 @@ def parameters(program: tvm.IRModule, bounds: Mapping[int, int]) -> list[Param]:
     ]
 
 
-def time_kernel(
-    kernel: tvm.runtime.Module,
-    arguments: list[Any],
-    device: Any,
-    repeats: int,
-    min_repeat_s: float,
-    slow_above_s: float,
-    number: int = 0,
-) -> Reply:
-    """Time `main` of a module: `repeats` means, each over at least about `min_repeat_s`.
-
-    Args:
-        slow_above_s: A kernel that looks slower than this is not timed further.
-        number: Runs in a repeat; 0 to find it from the first run.
-    """
+def in_place(kernel: tvm.runtime.Module, arguments: list[Any], device: Any) -> Evaluate:
+    """Run `main` of a module on the same arguments, on any device."""
 
     def evaluate(number: int, repeat: int) -> list[float]:
         evaluator = kernel.time_evaluator("main", device, number=number, repeat=repeat)
         return [float(second) for second in evaluator(*arguments).results]
 
+    return evaluate
+
+
+def in_turn(kernel: tvm.runtime.Module, turns: Sequence[Sequence[Any]]) -> Evaluate:
+    """Run `main` of a module on other arguments each time, in this process; a call takes about a microsecond more."""
+    function, upcoming = kernel["main"], itertools.cycle(turns)
+
+    def mean(number: int) -> float:
+        several = list(itertools.islice(upcoming, number))
+        start = time.perf_counter()
+        for arguments in several:
+            function(*arguments)
+        return (time.perf_counter() - start) / number
+
+    def evaluate(number: int, repeat: int) -> list[float]:
+        mean(1)  # wakes the threads up, as TVM's evaluator does
+        return [mean(number) for _ in range(repeat)]
+
+    return evaluate
+
+
+def time_kernel(evaluate: Evaluate, repeats: int, min_repeat_s: float, slow_above_s: float, number: int = 0) -> Reply:
+    """Time a kernel: `repeats` means, each over at least about `min_repeat_s`.
+
+    Args:
+        slow_above_s: A kernel that looks slower than this is not timed further.
+        number: Runs in a repeat; 0 to find it from the first run.
+    """
     if not number:
         first = evaluate(1, 1)[0]
         if slow_above_s < first < _LOOK_S:  # one run of a short kernel may be all waking up of threads

@@ -265,7 +265,7 @@ class LocalPool:
         for n in list(range(len(traces))) * repeats:
             reply = worker.ask(
                 config.run_timeout_s, do="time", candidate_id=str(n), repeats=1, min_repeat_s=config.min_repeat_s,
-                slow_above_s=float("inf"), number=numbers.get(n, 0),
+                slow_above_s=float("inf"), number=numbers.get(n, 0), cold_weights=config.weights == "cold",
             )  # fmt: skip
             if "error" not in reply:
                 numbers[n] = reply["number"]
@@ -356,7 +356,7 @@ class LocalPool:
                 with self._clock.spent("run"):
                     reply = worker.ask(
                         config.run_timeout_s, do="time", candidate_id=job.candidate_id, repeats=config.repeats,
-                        min_repeat_s=config.min_repeat_s,
+                        min_repeat_s=config.min_repeat_s, cold_weights=config.weights == "cold",
                         slow_above_s=config.slow_factor * best.get(job.subgraph_id, float("inf")),
                     )  # fmt: skip
             except (WorkerDied, WorkerTimeout) as error:

@@ -36,6 +36,7 @@ def test_a_value_of_the_wrong_type_is_named():
         (lambda: PlanConfig(strategy="best"), "--strategy must be one of foresee, gradient, round-robin"),
         (lambda: PlanConfig(foresee=2), "--foresee is a share"),
         (lambda: MeasureConfig(run_timeout_s=0.1), "every candidate times out"),
+        (lambda: MeasureConfig(weights="hot"), "must be cold or warm, but got 'hot'"),
         (lambda: SearchConfig(population=4), "at least 8 programs an island"),
     ],
 )
