@@ -25,6 +25,7 @@ from lib import structure
 MARK = "prefetch_weights"  # annotation of the innermost loop of a sum, the one around a register tile
 
 _LINE = 16  # float32 numbers in a cache line
+_AHEAD = 1 << 13  # numbers, where nothing is read twice: far enough for memory, near enough for the second cache
 _READ, _INTO_SECOND_CACHE, _DATA = 0, 2, 1  # as `llvm.prefetch` has it
 
 
@@ -65,12 +66,12 @@ def _requests(nest: Sequence[tirx.For], params: Sequence[Any]) -> list[tirx.Stmt
     n_passes = math.prod(int(loop.extent) for loop in panel.passes)
     if n_passes > panel.step:
         return []
+    ahead = panel.size if n_passes > 1 else min(panel.size, _AHEAD)
     share = -(-panel.step // n_passes)  # of a step, in numbers
     begin = _flat(panel.passes) * panel.size // n_passes + _flat(panel.steps) * share
     *outer, last = panel.start
     return [
-        tirx.Evaluate(_prefetch(panel.weights, [*outer, last + (panel.size + begin + n)]))
-        for n in range(0, share, _LINE)
+        tirx.Evaluate(_prefetch(panel.weights, [*outer, last + (ahead + begin + n)])) for n in range(0, share, _LINE)
     ]
 
 
@@ -120,6 +121,8 @@ def _panel_of(
     again = itertools.takewhile(lambda loop: strides[loop] == 0, around[len(steps) :])
     passes = [loop for loop in again if loop.kind != tirx.ForKind.PARALLEL]
     size = step = math.prod(int(loop.extent) for loop in inner if strides[loop])
+    if not passes and step == math.prod(int(loop.extent) for loop in inner):
+        return None  # a single row: the CPU itself is as good at reading ahead where that is all it does
     for loop in steps:
         if strides[loop] != size:
             return None

@@ -147,15 +147,17 @@ class Kernels:
 
     def _turns(self, params: list[Param], arguments: list[tvm.runtime.Tensor]) -> list[list[tvm.runtime.Tensor]]:
         """The same arguments, with the weights in ever other places; none if there is no need, or no room for two."""
-        shapes = [params[n][0] for n in self._weights if params[n][1] == "float32"]
+        weights = [n for n in self._weights if params[n][1] == "float32"]
+        shapes = [params[n][0] for n in weights]
         if 4 * sum(map(math.prod, shapes)) < _COLD_FROM:
             return []
         self._memory = self._memory or Memory()
         turns = []
         for places in self._memory.places(shapes):
-            fresh = iter(places)
-            turns.append([next(fresh) if n in self._weights and params[n][1] == "float32" else argument
-                          for n, argument in enumerate(arguments)])  # fmt: skip
+            turn = arguments.copy()
+            for n, tensor in zip(weights, places, strict=True):
+                turn[n] = tensor
+            turns.append(turn)
         return turns if len(turns) > 1 else []
 
 

@@ -106,6 +106,15 @@ def test_weights_that_are_not_packed_are_not_asked_for(cpu):
         assert not asks(prefetch.insert(function))
 
 
+def test_the_weights_of_a_single_row_are_not_asked_for(cpu):
+    workload = workloads.as_workload(matmul(1, COLUMNS, DEPTH)["main"].with_attr("layout_free_buffers", [1]))
+    for proposal in search.sample(workload, cpu.tvm(), 8, known=set(), seed=0):
+        function = packed(workload, proposal.trace, cpu.tvm())["main"]
+
+        assert any(prefetch.MARK in nest[-1].annotations for nest in structure.nests(function.body))
+        assert not asks(prefetch.insert(function))
+
+
 def test_a_cpu_gets_its_requests_when_programs_are_compiled(programs, cpu):
     texts = [backends.build(program, cpu.tvm()).inspect_source("ll") for program in programs]
 
