@@ -13,7 +13,7 @@ from tvm.sym import Analyzer
 from lib import backends, prefetch, search, structure, workloads
 from tests.helpers import matmul, run_on
 
-ROWS, COLUMNS, DEPTH = 64, 256, 48
+ROWS, COLUMNS, DEPTH = 16, 128, 8
 LINE = 16  # float32 numbers
 
 
@@ -32,7 +32,7 @@ def workload():
 @pytest.fixture(scope="module")
 def programs(workload, cpu):
     """Random programs of the space, before requests are inserted."""
-    found = search.sample(workload, cpu.tvm(), 16, known=set(), seed=0)
+    found = search.sample(workload, cpu.tvm(), 10, known=set(), seed=0)
     return [packed(workload, proposal.trace, cpu.tvm()) for proposal in found]
 
 
