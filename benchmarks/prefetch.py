@@ -89,7 +89,7 @@ def report(table: pd.DataFrame) -> None:
     columns = [(weights, way) for weights in ("cold_us", "warm_us") for way in _WAYS]
     print("| subgraph | calls | " + " | ".join(f"{way}, {weights[:4]}, us" for weights, way in columns) + " |")
     print("|---|---|" + "---|" * len(columns))
-    for (name, weight), row in best.iterrows():
+    for (name, weight), (_, row) in zip(best.index.to_list(), best.iterrows(), strict=True):
         print(f"| {name} | {weight} | " + " | ".join(f"{row[column]:.0f}" for column in columns) + " |")
     calls = best.index.get_level_values("weight").to_numpy()
     sums = [(best[column] * calls).sum() / 1e3 for column in columns]
