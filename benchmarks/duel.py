@@ -3,8 +3,8 @@
     python benchmarks/duel.py --ours RUN --stock FOLDER --out FILE.parquet
 
 A tuning run's latencies are from one time of day each, and a shared machine is not equally fast all day. Here both
-sides' best programs of a subgraph run in turn, in one process, with packed weights and equal inputs. `curves.py --duel
-FILE` scales the curves of both sides to that. Nothing else may run on the machine.
+sides' best programs of a subgraph run in turn, in one process, with equal inputs and packed weights that come from
+memory. `curves.py --duel FILE` scales the curves of both sides to that. Nothing else may run on the machine.
 """
 
 import argparse

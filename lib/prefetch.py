@@ -91,7 +91,7 @@ def _flat(loops: Sequence[tirx.For]) -> Any:
 def _panel(nest: Sequence[tirx.For], params: Sequence[Any]) -> Panel | None:
     """What is read within the innermost loop of a nest, from packed weights; None if there is nothing of the kind."""
     inner = structure.walk(nest[-1].body, tirx.For)
-    lanes = [loop.loop_var for loop in inner if loop.kind == tirx.ForKind.VECTORIZED]
+    lanes = [loop for loop in inner if loop.kind == tirx.ForKind.VECTORIZED]
     realizations = structure.walk(nest[-1].body, SBlockRealize)
     if len(realizations) != 1 or len(lanes) != 1:
         return None
@@ -99,10 +99,11 @@ def _panel(nest: Sequence[tirx.For], params: Sequence[Any]) -> Panel | None:
     bound = {axis.var: value for axis, value in zip(block.iter_vars, values, strict=True)}
     sums = {var for n in structure.summed_axes(block) for var in structure.walk(values[n], tirx.Var)}
     for load in structure.walk(block.body, tvm.ir.TensorLoad):
+        if not any(load.source.same_as(param) for param in params):
+            continue
         indices = [structure.replaced(index, bound) for index in load.indices]
         strides = {loop: structure.step(indices, load.source.ty.shape, loop.loop_var) for loop in (*nest, *inner)}
-        vectors = any(strides[loop] == 1 and loop.loop_var.same_as(lanes[0]) for loop in inner)
-        if vectors and any(load.source.same_as(param) for param in params):
+        if strides[lanes[0]] == 1:  # else it is the data, of which all lanes take one number
             return _panel_of(load.source, indices, nest, inner, sums, strides)
     return None
 
