@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib import prefetch, structure
+from lib import prefetch, remainder, structure
 
 _CPU_PIPELINE = "cpu_with_prefetch"
 _STACK = 1 << 14  # numbers: a thread has some megabytes
@@ -39,8 +39,9 @@ def pipeline(target: Target) -> str:
 def _lower_for_cpu() -> tuple[tvm.transform.Pass, Any, Any]:
     lower, *finalize = tvm.tirx.get_tir_pipeline("default")
     ask = tirx.transform.prim_func_pass(lambda function, *_: prefetch.insert(function), opt_level=0, name="prefetch")
+    peel = tirx.transform.prim_func_pass(lambda function, *_: remainder.peel(function), opt_level=0, name="peel")
     keep = tirx.transform.prim_func_pass(lambda function, *_: _on_stack(function), opt_level=0, name="on_stack")
-    return tvm.transform.Sequential([ask, lower, keep]), *finalize
+    return tvm.transform.Sequential([ask, peel, lower, keep]), *finalize
 
 
 def _on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:

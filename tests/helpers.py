@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import te
+from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.script import tirx as T
 
-from lib import backends, workloads
+from lib import backends, search, workloads
 from lib.runner import Job
 from lib.search import EMPTY_TRACE
 
@@ -102,6 +103,11 @@ NEEDS_TOO_MUCH = workloads.as_workload(_needs_too_much)
 def job(name: str, workload: tvm.IRModule, trace: str = EMPTY_TRACE) -> Job:
     """A candidate; jobs with the same workload name must have the same workload."""
     return Job(name, workloads.workload_id(workload), tvm.ir.save_json(workload), trace)
+
+
+def packed(workload: tvm.IRModule, trace: str, target: tvm.target.Target) -> tvm.IRModule:
+    """A program as candidates are built: the weights count as packed."""
+    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(search.program(workload, trace, target))
 
 
 def run_on(

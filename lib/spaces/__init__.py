@@ -20,7 +20,9 @@ def generators(workload: tvm.IRModule, target: Target, seed: int) -> Iterator[Sp
     what MetaSchedule has for everything."""
     rules = _rules(workload, target)
     if rules:
-        postprocs = [ms.postproc.DisallowDynamicLoop(), ms.postproc.RewriteLayout()]
+        postprocs = [ms.postproc.DisallowDynamicLoop()]
+        if contraction.packs_weights(workload, target):
+            postprocs.append(ms.postproc.RewriteLayout())
         mutators = {ms.mutator.MutateTileSize(): 0.5, MutateChoice(seed): 0.5}
         rules = [ms.schedule_rule.InlineConstantScalars(), *rules]
         yield PostOrderApply(sch_rules=rules, postprocs=postprocs, mutator_probs=mutators)

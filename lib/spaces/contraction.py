@@ -25,7 +25,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib import prefetch, structure
+from lib import prefetch, remainder, structure
 from lib.spaces import tiling
 from lib.spaces.rule import tried
 from lib.spaces.tiling import Registers, Tile
@@ -36,13 +36,29 @@ _UNROLLED = (2, 4, 8)  # steps of the reduction
 
 def fits(workload: tvm.IRModule, target: Target) -> bool:
     """Whether the space has programs of a workload: one contraction, with element-wise blocks around it."""
+    return bool(_tiles_of(workload, target))
+
+
+def packs_weights(workload: tvm.IRModule, target: Target) -> bool:
+    """Whether RewriteLayout can bring the weights of all programs into their order.
+
+    It knows no layouts with gaps, and where vectors do not fill the columns it finds one that tears them apart.
+    """
+    tiles = _tiles_of(workload, target)
+    columns = [
+        int(block.iter_vars[structure.last_axis(block)].dom.extent)
+        for block in structure.leaf_blocks(workload["main"])
+        if tiles and block.init is not None
+    ]
+    return all(n % tile.lanes == 0 for tile in tiles for n in columns)
+
+
+def _tiles_of(workload: tvm.IRModule, target: Target) -> list[Tile]:
     reductions = [block for block in structure.leaf_blocks(workload["main"]) if block.init is not None]
     found = structure.roles(reductions[0]) if len(reductions) == 1 else None
     if found is None:
-        return False
-    extents = [int(axis.dom.extent) for axis in reductions[0].iter_vars]
-    columns = extents[found.columns] // found.groups
-    return bool(tiling.tiles(extents[found.rows[-1]], columns, tiling.registers(target)))
+        return []
+    return _tiles([int(axis.dom.extent) for axis in reductions[0].iter_vars], found, tiling.registers(target))
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
@@ -52,13 +68,20 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
         return []
     extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
-    tiles = tiling.tiles(extents[roles.rows[-1]], extents[roles.columns] // roles.groups, machine)
+    tiles = _tiles(extents, roles, machine)
     places = (False, True) if schedule.get_producers(block) else (False,)
 
     def way(tile: Tile, padded_in_task: bool, sketch: Schedule) -> None:
         tile_sums(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task)
 
     return tried(schedule, [partial(way, tile, in_task) for tile in tiles for in_task in places])
+
+
+def _tiles(extents: Sequence[int], roles: Roles, machine: Registers) -> list[Tile]:
+    """Those for axes of such extents. Where groups of columns follow one another, what is beyond the border of one
+    would be inside the next."""
+    columns = extents[roles.columns] // roles.groups
+    return tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=roles.groups == 1)
 
 
 def tile_sums(
@@ -71,6 +94,7 @@ def tile_sums(
 ) -> None:
     """Tile a contraction, and place the blocks before it that pad its data."""
     loops = schedule.get_loops(block)
+    n_rows, n_columns = (tiling.extent_of(schedule, loops[n]) for n in (roles.rows[-1], roles.columns))
     sums = epilogue(schedule, block, tile.lanes)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     last_row, row = schedule.split(last_row, [None, tiling.choice(schedule, tile.rows)])
@@ -92,13 +116,16 @@ def tile_sums(
     schedule.reorder(*tasks, *places, sum_outer, *window, sum_inner, row, vector, lane)
     task = schedule.fuse(*tasks)
     schedule.parallel(task)
+    if n_columns % (tile.vectors * tile.lanes) or any(n_rows % r for r in tile.rows):
+        schedule.annotate(places[-1], remainder.MARK, 1)
     schedule.annotate(sum_inner, prefetch.MARK, 1)
     for loop in (sum_inner, row, vector):
         schedule.unroll(loop)
     schedule.vectorize(lane)
     schedule.reverse_compute_at(sums, places[-1], preserve_unit_loops=True)
+    written = tiling.columns_of(schedule, sums)
     # Of results that were widened (`lib.widen`), no part of a vector may be cut off.
-    tiling.vectorize_last(schedule, sums, tiling.narrowed(tile.lanes, tiling.columns_of(schedule, sums)))
+    tiling.vectorize_last(schedule, sums, tile.lanes if written == n_columns else tiling.narrowed(tile.lanes, written))
     for producer in producers:
         pad(schedule, producer, task if padded_in_task else None)
     initial = schedule.decompose_reduction(block, sum_outer)

@@ -1,13 +1,14 @@
 """Register tiles: which parts of an output fit the vector registers of a CPU, and how fast that can be."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.target import Target, codegen
 
-_GOOD_ENOUGH = 0.85  # of the best tile's speed, by `_speed`
+_GOOD_ENOUGH = 0.85  # of the best tile's speed, by `_share`
+_MUCH_FASTER = 1.5  # for weights that are not packed, and branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +35,53 @@ class Tile:
 
     lanes: int
     vectors: int
-    rows: tuple[int, ...]  # to choose from, each a divisor of the extent
+    rows: tuple[int, ...]  # to choose from
 
 
-def tiles(rows: int, columns: int, machine: Registers) -> list[Tile]:
-    """The register tiles that fit the extents of an output, without remainders; empty if there are none.
+def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False) -> list[Tile]:
+    """The register tiles that fit the extents of an output; empty if there are none.
 
     A tile of r rows and v vectors needs r * v registers for the sums, v for weights and one for the data. Of those
-    that fit, the ones stay that `_speed` finds worth a measurement.
+    that fit, the ones stay that `_share` finds worth a measurement. They divide the output, unless remainders are
+    allowed and with them it would be much faster: an image classifier by transformers has 197 tokens, a prime number.
     """
     lanes = lanes_for(columns, machine)
-    if not lanes:
-        return []
-    fitting = [
-        (r, v)
-        for v in divisors(columns // lanes)
-        for r in divisors(rows)
+    vectors = divisors(columns // lanes) if lanes else []
+    whole = _worthwhile([(lanes, v, r) for v in vectors for r in divisors(rows)], rows, columns, machine)
+    if not remainders:
+        return _grouped(whole)
+    if columns % machine.lanes:
+        most = min(columns // machine.lanes, machine.number)
+        vectors = [v for v in range(1, most + 1) if _has_vectors(columns % (v * machine.lanes), machine.lanes)]
+    heights = range(1, min(rows, machine.number) + 1)
+    some = [(machine.lanes, v, r) for v in vectors for r in heights]
+    other = _worthwhile(some, rows, columns, machine)
+    return _grouped(whole if max(whole.values(), default=0) * _MUCH_FASTER >= max(other.values(), default=0) else other)
+
+
+def _has_vectors(remainder: int, lanes: int) -> bool:
+    """Whether columns that remain are whole vectors, or part of one: a loop over each of them has one extent."""
+    return remainder % lanes == 0 or remainder < lanes
+
+
+def _worthwhile(
+    choices: Sequence[tuple[int, int, int]], rows: int, columns: int, machine: Registers
+) -> dict[tuple[int, int, int], float]:
+    """Those of some tiles (lanes, vectors, rows) that fit the registers and are nearly as fast as the best, by
+    `_share`."""
+    fitting = {
+        (lanes, v, r): _share(rows, columns, (lanes, v, r), machine)
+        for lanes, v, r in choices
         if r * v + v + 1 <= machine.number
-    ]  # fmt: skip
-    enough = _GOOD_ENOUGH * max(_speed(r, v) for r, v in fitting)
-    by_vectors: dict[int, list[int]] = {}
-    for r, v in fitting:
-        if _speed(r, v) >= enough:
-            by_vectors.setdefault(v, []).append(r)
-    return [Tile(lanes, vectors, tuple(rows)) for vectors, rows in by_vectors.items()]
+    }
+    return {tile: share for tile, share in fitting.items() if share >= _GOOD_ENOUGH * max(fitting.values())}
+
+
+def _grouped(tiles: Iterable[tuple[int, int, int]]) -> list[Tile]:
+    rows: dict[tuple[int, int], list[int]] = {}
+    for lanes, v, r in tiles:
+        rows.setdefault((lanes, v), []).append(r)
+    return [Tile(lanes, v, tuple(choices)) for (lanes, v), choices in rows.items()]
 
 
 def lanes_for(extent: int, machine: Registers) -> int:
@@ -76,14 +100,24 @@ def columns_of(schedule: Schedule, block: SBlockRV) -> int:
     return int(schedule.get(block).iter_vars[-1].dom.extent)
 
 
-def _speed(rows: int, vectors: int) -> float:
-    """Share of the peak that a tile can reach, on a core with two multiply-adds and two loads a cycle.
+def _share(rows: int, columns: int, tile: tuple[int, int, int], machine: Registers) -> float:
+    """Share of the peak that tiles (lanes, vectors, rows) of an output can reach, with what remains at its borders."""
+    lanes, vectors, r = tile
+    part = lanes / machine.lanes
+    lines = [(rows // r, r), (1, rows % r)]
+    blocks = [(columns // (vectors * lanes), vectors), (1, -(-(columns % (vectors * lanes)) // lanes))]
+    cycles = sum(n * m * _cycles(height, width, part) for n, height in lines for m, width in blocks if height and width)
+    return rows * columns / machine.lanes / 2 / cycles
 
-    Each step of the reduction takes as long as the slowest of: its multiply-adds; their latency of four cycles; the
-    loads of data and weights; the weights from the second cache, at half a vector a cycle.
+
+def _cycles(rows: int, vectors: int, part: float) -> float:
+    """How long a tile takes for a step of the reduction, on a core with two multiply-adds and two loads a cycle, with
+    vectors that are such a part of a register.
+
+    As long as the slowest of: its multiply-adds; their latency of four cycles; the loads of data and weights; the
+    weights from the second cache, at half a register a cycle.
     """
-    work = rows * vectors / 2
-    return work / max(work, 4, (rows + vectors) / 2, 2 * vectors)
+    return max(rows * vectors / 2, 4, (rows + vectors) / 2, 2 * vectors * part)
 
 
 def choice(schedule: Schedule, choices: Sequence[int]) -> ExprRV:

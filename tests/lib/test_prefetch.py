@@ -7,19 +7,13 @@ import pytest
 import tvm
 from tvm import tirx
 from tvm.s_tir import SBlockRealize
-from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.sym import Analyzer
 
 from lib import backends, prefetch, search, structure, workloads
-from tests.helpers import matmul, run_on
+from tests.helpers import matmul, packed, run_on
 
 ROWS, COLUMNS, DEPTH = 16, 128, 8
 LINE = 16  # float32 numbers
-
-
-def packed(workload, trace, target):
-    """A program as candidates are built: the weights count as packed."""
-    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(search.program(workload, trace, target))
 
 
 @pytest.fixture(scope="module")

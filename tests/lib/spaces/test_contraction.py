@@ -124,6 +124,50 @@ def test_every_program_of_attention_scores_computes_them(cpu):
         np.testing.assert_allclose(found, query @ key + np.where(mask, 0, -9), rtol=1e-4, atol=1e-4)
 
 
+def test_every_program_of_a_product_of_prime_extents_computes_it(cpu):
+    rows, columns, depth = 37, 53, 29
+    x, w = te.placeholder((rows, depth), name="x"), te.placeholder((depth, columns), name="w")
+    shift = te.placeholder((columns,), name="shift")
+    out = topi.nn.relu(topi.add(topi.nn.matmul(x, w), shift))
+    workload = workloads.as_workload(te.create_prim_func([x, w, shift, out]).with_attr("layout_free_buffers", [1]))
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((rows, depth), (depth, columns), (columns,))]
+
+    schedules = sampled(workload, cpu)
+
+    assert len(schedules) > 6
+    for schedule in schedules:
+        assert is_tiled(schedule)
+        found = run_on(schedule.mod, cpu.tvm(), arrays, np.full((rows, columns), np.nan, np.float32))
+        np.testing.assert_allclose(found, np.maximum(arrays[0] @ arrays[1] + arrays[2], 0), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_over_a_prime_number_of_tokens_is_tiled(cpu):
+    workload = attention(tokens=37)
+    rng = np.random.default_rng(0)
+    query, key = (rng.normal(size=s).astype(np.float32) for s in ((4, 37, 16), (4, 16, 37)))
+    mask = rng.random((1, 37, 37)) < 0.5
+
+    for schedule in sampled(workload, cpu):
+        assert is_tiled(schedule)
+        found = run_on(schedule.mod, cpu.tvm(), [query, key, mask], np.full((4, 37, 37), np.nan, np.float32))
+        np.testing.assert_allclose(found, query @ key + np.where(mask, 0, -9), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_every_program_of_a_convolution_of_images_of_prime_size_computes_it(cpu, stride):
+    workload = convolution(size=37, channels=(8, 40), stride=stride)
+    rng = np.random.default_rng(0)
+    image, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, 37, 37, 8), (3, 3, 8, 40)))
+    shift = rng.normal(size=40).astype(np.float32)
+    expected = np.maximum(convolved(image, weight, stride) + shift, 0)
+
+    for schedule in sampled(workload, cpu):
+        assert is_tiled(schedule)
+        found = run_on(schedule.mod, cpu.tvm(), [image, weight, shift], np.full(expected.shape, np.nan, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("workload", "why"),
     [
