@@ -25,8 +25,10 @@ MARK = "peel_remainder"  # annotation of a loop whose body is a tile
 def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Have marked loops tell whole tiles from those at the border of an output; programs without any stay as they
     are."""
-    single = [loop.loop_var for loop in structure.walk(function.body, tirx.For) if int(loop.extent) == 1]
-    zeros = {var: tirx.IntImm(var.ty.dtype, 0) for var in single}
+    loops = structure.walk(function.body, tirx.For)
+    if not any(MARK in loop.annotations for loop in loops):
+        return function
+    zeros = _zeros([loop for loop in loops if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1])
 
     def peeled(loop: tirx.For) -> tirx.For:
         if MARK not in loop.annotations:
@@ -35,6 +37,11 @@ def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, peeled)))
+
+
+def _zeros(loops: Sequence[tirx.For]) -> dict[Any, Any]:
+    """For the variable of each loop, where it begins."""
+    return {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0) for loop in loops}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +90,16 @@ def _border(condition: tirx.LT, inner: Sequence[tirx.For], zeros: Mapping[Any, A
     """What a condition compares elements with, where some variables are known to be zero.
 
     None if places in a tile do not follow one another, or tiles do not begin at multiples of their length, or a loop
-    over them is one over something else, too."""
-    if not isinstance(condition.b, tirx.IntImm):
+    over them is one over something else, too.
+    """
+    if not all(isinstance(number, tirx.IntImm) for number in (condition.b, *(loop.extent for loop in inner))):
         return None
     extent, length = int(condition.b), 1
     for loop, stride in _strides(condition.a, inner):
         if stride != length or len(structure.walk(loop.body, SBlockRealize)) > 1:
             return None
         length *= int(loop.extent)
-    first = {**zeros, **{loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0) for loop in inner}}
-    begin = Analyzer().simplify(structure.replaced(condition.a, first))
+    begin = Analyzer().simplify(structure.replaced(condition.a, {**zeros, **_zeros(inner)}))
     aligned = Analyzer().can_prove_equal(tirx.floormod(begin, length), 0)
     return Border(begin, extent, length) if aligned and extent > length else None
 
@@ -119,7 +126,7 @@ def _versions(body: tirx.Stmt, borders: Sequence[Border], zeros: Mapping[Any, An
 def _inside(body: tirx.Stmt, border: Border, length: int, zeros: Mapping[Any, Any]) -> tirx.Stmt:
     """A tile of which so much is inside."""
     extents: dict[Any, int] = {}
-    answered = []
+    answered: list[tirx.LT] = []
     for condition, inner in _conditions(body):
         is_asked = border.is_same(_border(condition, inner, zeros))
         shorter = _shortened(_strides(condition.a, inner), length) if is_asked else None
@@ -128,11 +135,12 @@ def _inside(body: tirx.Stmt, border: Border, length: int, zeros: Mapping[Any, An
             answered.append(condition)
 
     def with_extent(loop: tirx.For) -> tirx.For:
-        extent = extents.get(loop.loop_var, int(loop.extent))
-        return loop if extent == int(loop.extent) else _shorter(loop, extent)
+        extent = extents.get(loop.loop_var)
+        return loop if extent is None or extent == int(loop.extent) else _shorter(loop, extent)
 
     def without_condition(realization: SBlockRealize) -> SBlockRealize:
-        left = [part for part in _parts(realization.predicate) if part not in answered]
+        parts = _parts(realization.predicate)
+        left = [part for part in parts if not any(part.same_as(condition) for condition in answered)]
         predicate = functools.reduce(tirx.And, left) if left else True
         return SBlockRealize(realization.iter_values, predicate, realization.block)
 

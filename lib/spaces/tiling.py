@@ -48,15 +48,19 @@ def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False)
     lanes = lanes_for(columns, machine)
     vectors = divisors(columns // lanes) if lanes else []
     whole = _worthwhile([(lanes, v, r) for v in vectors for r in divisors(rows)], rows, columns, machine)
-    if not remainders:
-        return _grouped(whole)
-    if columns % machine.lanes:
-        most = min(columns // machine.lanes, machine.number)
-        vectors = [v for v in range(1, most + 1) if _has_vectors(columns % (v * machine.lanes), machine.lanes)]
-    heights = range(1, min(rows, machine.number) + 1)
-    some = [(machine.lanes, v, r) for v in vectors for r in heights]
-    other = _worthwhile(some, rows, columns, machine)
-    return _grouped(whole if max(whole.values(), default=0) * _MUCH_FASTER >= max(other.values(), default=0) else other)
+    some = _worthwhile(_with_remainders(rows, columns, machine) if remainders else [], rows, columns, machine)
+    best_whole, best = (max(found.values(), default=0.0) for found in (whole, some))
+    return _grouped(some if best > _MUCH_FASTER * best_whole else whole)
+
+
+def _with_remainders(rows: int, columns: int, machine: Registers) -> list[tuple[int, int, int]]:
+    """Tiles (lanes, vectors, rows) that need not divide the rows, nor the columns if whole vectors do not."""
+    n, lanes = columns // machine.lanes, machine.lanes
+    if columns % lanes:
+        vectors = [v for v in range(1, min(n, machine.number) + 1) if _has_vectors(columns % (v * lanes), lanes)]
+    else:
+        vectors = divisors(n)
+    return [(lanes, v, r) for v in vectors for r in range(1, min(rows, machine.number) + 1)]
 
 
 def _has_vectors(remainder: int, lanes: int) -> bool:
