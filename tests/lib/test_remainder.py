@@ -97,6 +97,14 @@ def test_weights_stay_packed_beside_rows_that_remain(cpu):
         assert len(packed(workload, proposal.trace, cpu.tvm())["main"].params[1].ty.shape) > 2
 
 
+def test_weights_stay_as_they_are_where_columns_remain(cpu):
+    workload = workloads.as_workload(matmul(37, 53, 8)["main"].with_attr("layout_free_buffers", [1]))
+
+    for proposal in search.sample(workload, cpu.tvm(), 6, known=set(), seed=0):
+        function = packed(workload, proposal.trace, cpu.tvm())["main"]
+        assert [int(extent) for extent in function.params[1].ty.shape] == [8, 53]
+
+
 def computes_product(module, extents, cpu):
     """Whether a scheduled product is NumPy's."""
     rng = np.random.default_rng(0)
