@@ -7,11 +7,9 @@ that come from memory, and with weights that lie in the caches. Prints the faste
 contractions take together, and what choosing by warm weights would cost. Nothing else may run on the machine.
 """
 
-import argparse
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from unittest.mock import patch
 
 from lib import targets
@@ -19,15 +17,14 @@ from lib import targets
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
 
+import contractions
 import pandas as pd
+import tvm
 
 from lib import backends, prefetch, search, workloads
-from lib.source import Source
 from lib.spaces import contraction, winograd
 from lib.worker import Kernels
 from lib.workloads import Subgraph
-from stages import extract
-from stages.extract import ExtractConfig
 
 _WAYS = ("as TVM lowers", "sums on the stack", "and weights ahead")
 _TURNS, _REPEAT_S = 3, 0.02
@@ -64,22 +61,11 @@ def programs(subgraph: Subgraph, number: int) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--programs", type=int, default=12)
-    parser.add_argument("--out", type=Path, required=True, help="keep each turn as Parquet")
-    options = parser.parse_args()
-    model = extract.choose_algorithms(extract.load(Source(options.model)), TARGET, ExtractConfig())
-    _, subgraphs = extract.partition(model, TARGET)
-    tables = []
-    for subgraph in subgraphs:
-        workload = workloads.load(subgraph.workload)
-        if subgraph.tunable and (contraction.fits(workload, TARGET.tvm()) or winograd.fits(workload)):
-            tables.append(programs(subgraph, options.programs))
-    table = pd.concat(tables, ignore_index=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(options.out)
-    report(table)
+    report(contractions.compare(__doc__, TARGET, _is_contraction, programs))
+
+
+def _is_contraction(workload: tvm.IRModule) -> bool:
+    return contraction.fits(workload, TARGET.tvm()) or winograd.fits(workload)
 
 
 def report(table: pd.DataFrame) -> None:

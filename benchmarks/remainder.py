@@ -7,9 +7,7 @@ For each contraction whose register tiles differ, random programs of the space w
 Prints the fastest of each. Nothing else may run on the machine.
 """
 
-import argparse
 import os
-from pathlib import Path
 from unittest.mock import patch
 
 from lib import targets
@@ -17,16 +15,14 @@ from lib import targets
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
 
+import contractions
 import pandas as pd
 import tvm
 
 from lib import search, workloads
-from lib.source import Source
 from lib.spaces import contraction, tiling
 from lib.worker import Kernels
 from lib.workloads import Subgraph
-from stages import extract
-from stages.extract import ExtractConfig
 
 _WITH, _WITHOUT = "with remainders", "without"
 _TURNS, _REPEAT_S = 3, 0.02
@@ -63,18 +59,7 @@ def programs(subgraph: Subgraph, number: int) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--programs", type=int, default=12)
-    parser.add_argument("--out", type=Path, required=True, help="keep each turn as Parquet")
-    options = parser.parse_args()
-    model = extract.choose_algorithms(extract.load(Source(options.model)), TARGET, ExtractConfig())
-    _, subgraphs = extract.partition(model, TARGET)
-    fitting = [s for s in subgraphs if s.tunable and contraction.fits(workloads.load(s.workload), TARGET.tvm())]
-    table = pd.concat([programs(subgraph, options.programs) for subgraph in fitting], ignore_index=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(options.out)
-    report(table)
+    report(contractions.compare(__doc__, TARGET, lambda workload: contraction.fits(workload, TARGET.tvm()), programs))
 
 
 def report(table: pd.DataFrame) -> None:
