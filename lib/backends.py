@@ -1,6 +1,7 @@
 """What differs between kinds of target when programs are lowered: TVM's passes, and what an untuned program is."""
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -31,17 +32,19 @@ def build(module: tvm.IRModule, target: Target) -> tvm.runtime.Module:
 
 def pipeline(target: Target) -> str:
     """By which name TVM knows how functions are lowered for a target: on CPUs with what no schedule can say, requests
-    for weights before they are needed (`lib.prefetch`), and accumulators on the stack, where LLVM sees that nothing
-    else writes to them; TVM would take them from a pool."""
+    for weights before they are needed (`lib.prefetch`), whole tiles apart from those at a border (`lib.remainder`), and
+    accumulators on the stack, where LLVM sees that nothing else writes to them; TVM would take them from a pool."""
     return _CPU_PIPELINE if target.kind.name == "llvm" else "default"
 
 
 def _lower_for_cpu() -> tuple[tvm.transform.Pass, Any, Any]:
     lower, *finalize = tvm.tirx.get_tir_pipeline("default")
-    ask = tirx.transform.prim_func_pass(lambda function, *_: prefetch.insert(function), opt_level=0, name="prefetch")
-    peel = tirx.transform.prim_func_pass(lambda function, *_: remainder.peel(function), opt_level=0, name="peel")
-    keep = tirx.transform.prim_func_pass(lambda function, *_: _on_stack(function), opt_level=0, name="on_stack")
-    return tvm.transform.Sequential([ask, peel, lower, keep]), *finalize
+    before, after = [_rewrite(prefetch.insert), _rewrite(remainder.peel)], [_rewrite(_on_stack)]
+    return tvm.transform.Sequential([*before, lower, *after]), *finalize
+
+
+def _rewrite(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
+    return tirx.transform.prim_func_pass(lambda function, *_: change(function), opt_level=0, name=change.__name__)
 
 
 def _on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -338,6 +338,12 @@ def leaf_blocks(function: tirx.PrimFunc) -> list[SBlock]:
     return [block for block in walk(function.body, SBlock) if not walk(block.body, SBlock)]
 
 
+def only_reduction(function: tirx.PrimFunc) -> SBlock | None:
+    """The block that reduces; None if there is none, or more than one."""
+    reductions = [block for block in leaf_blocks(function) if block.init is not None]
+    return reductions[0] if len(reductions) == 1 else None
+
+
 def _vars(exprs: Iterable[Any]) -> set[Any]:
     return {var for expr in exprs for var in walk(expr, tirx.Var)}
 

@@ -44,21 +44,19 @@ def packs_weights(workload: tvm.IRModule, target: Target) -> bool:
 
     It knows no layouts with gaps, and where vectors do not fill the columns it finds one that tears them apart.
     """
-    tiles = _tiles_of(workload, target)
-    columns = [
-        int(block.iter_vars[structure.last_axis(block)].dom.extent)
-        for block in structure.leaf_blocks(workload["main"])
-        if tiles and block.init is not None
-    ]
-    return all(n % tile.lanes == 0 for tile in tiles for n in columns)
+    reduction, tiles = structure.only_reduction(workload["main"]), _tiles_of(workload, target)
+    if reduction is None or not tiles:
+        return True
+    columns = int(reduction.iter_vars[structure.last_axis(reduction)].dom.extent)
+    return all(columns % tile.lanes == 0 for tile in tiles)
 
 
 def _tiles_of(workload: tvm.IRModule, target: Target) -> list[Tile]:
-    reductions = [block for block in structure.leaf_blocks(workload["main"]) if block.init is not None]
-    found = structure.roles(reductions[0]) if len(reductions) == 1 else None
-    if found is None:
+    reduction = structure.only_reduction(workload["main"])
+    found = structure.roles(reduction) if reduction else None
+    if reduction is None or found is None:
         return []
-    return _tiles([int(axis.dom.extent) for axis in reductions[0].iter_vars], found, tiling.registers(target))
+    return _tiles([int(axis.dom.extent) for axis in reduction.iter_vars], found, tiling.registers(target))
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:

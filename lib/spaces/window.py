@@ -27,11 +27,11 @@ _PADDINGS = ("before", "in task", "inline")
 
 def fits(workload: tvm.IRModule, target: Target) -> bool:
     """Whether the space has programs of a workload: one such window, with element-wise blocks around it."""
-    reductions = [block for block in structure.leaf_blocks(workload["main"]) if block.init is not None]
-    found = structure.window_roles(reductions[0]) if len(reductions) == 1 else None
-    if found is None:
+    reduction = structure.only_reduction(workload["main"])
+    found = structure.window_roles(reduction) if reduction else None
+    if reduction is None or found is None:
         return False
-    channels = int(reductions[0].iter_vars[found.columns].dom.extent)
+    channels = int(reduction.iter_vars[found.columns].dom.extent)
     return tiling.lanes_for(channels, tiling.registers(target)) > 0
 
 
