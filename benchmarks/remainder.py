@@ -64,6 +64,9 @@ def main() -> None:
 
 def report(table: pd.DataFrame) -> None:
     """Print the fastest program of each subgraph in each way, and how fast that is."""
+    if table.empty:
+        print("No contraction has other tiles with remainders.")
+        return
     medians = table.groupby(["name", "weight", "flop", "way", "program"])["us"].median()
     best = medians.groupby(["name", "weight", "flop", "way"]).min().unstack("way")
     print(f"| subgraph | calls | {_WITHOUT}, us | GFLOP/s | {_WITH}, us | GFLOP/s |\n|---|---|---|---|---|---|")
