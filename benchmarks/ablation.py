@@ -2,10 +2,10 @@
 
     python benchmarks/ablation.py --model resnet50 --heaviest 10 --seconds 60 --seeds 0 1 --out FILE.parquet
 
-A variant is the tuner as it is with one thing changed; all get the same subgraphs (those that Winograd's way or wider
-channels change among them), the same target, and as many seconds of rounds. MetaSchedule's spaces, in which there is
-more to search, get `--seconds-metaschedule`, and variants of their own. Leaves each measurement in the Parquet file and
-prints a table. Nothing else may run on the machine.
+A variant is the tuner as it is with one thing changed; all get the same subgraphs (those that Winograd's convolutions
+or padded channels change among them), the same target, and as many seconds of rounds. MetaSchedule's spaces, which are
+larger, get `--seconds-metaschedule`, and variants of their own. Leaves each measurement in the Parquet file and prints
+a table. Nothing else may run on the machine.
 """
 
 import argparse
@@ -16,9 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from lib import targets
+from lib.contracts.files import RunFiles
+from lib.graph.fusion import Model
+from lib.graph.subgraphs import Subgraph
+from lib.machine import targets
+from lib.measure.runner import MeasureConfig
+from lib.models.source import Source
+from lib.search.evolution import SearchConfig
+from lib.tuning.planning import PlanConfig
 
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
@@ -27,18 +33,11 @@ import curves
 import pandas as pd
 import rounds
 
-from lib import spaces
-from lib.graph import Model
-from lib.layout import RunFiles
-from lib.planning import PlanConfig
-from lib.runner import MeasureConfig
-from lib.source import Source
-from lib.workloads import Subgraph
+from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from stages import extract
-from stages.extract import ExtractConfig
 
-_AS_IT_IS = ExtractConfig()
-_DIRECT = ExtractConfig(winograd="never", widen="never")
+_AS_IT_IS = AlgorithmConfig()
+_DIRECT = AlgorithmConfig(winograd="never", widen="never")
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class Variant:
     """The tuner with one thing changed."""
 
     name: str
-    own_spaces: bool = True
-    extract: ExtractConfig = _AS_IT_IS
+    spaces: str = "own"  # see `SearchConfig`
+    extract: AlgorithmConfig = _AS_IT_IS
     families: str = "core-operator"
     plan: Mapping[str, Any] = field(default_factory=dict)
     measure: Mapping[str, Any] = field(default_factory=dict)
@@ -55,17 +54,17 @@ class Variant:
 
 VARIANTS = [
     Variant("as it is"),
-    Variant("without Winograd's convolutions", extract=ExtractConfig(winograd="never")),
-    Variant("without wider channels", extract=ExtractConfig(widen="never")),
+    Variant("without Winograd's convolutions", extract=AlgorithmConfig(winograd="never")),
+    Variant("without wider channels", extract=AlgorithmConfig(widen="never")),
     Variant("one cost model for all", families="single"),
     Variant("a cost model for each subgraph", families="each"),
     Variant("without foresee rounds", plan={"strategy": "gradient"}),
     Variant("in turn", plan={"strategy": "round-robin"}),
     Variant("slow candidates timed in full", measure={"slow_factor": 1e6}),
-    Variant("MetaSchedule's spaces", own_spaces=False, extract=_DIRECT),
-    Variant("MetaSchedule's spaces, one cost model for all", own_spaces=False, extract=_DIRECT, families="single"),
-    Variant("MetaSchedule's spaces, one for each subgraph", own_spaces=False, extract=_DIRECT, families="each"),
-    Variant("MetaSchedule's spaces, no foresee", own_spaces=False, extract=_DIRECT, plan={"strategy": "gradient"}),
+    Variant("MetaSchedule's spaces", spaces="metaschedule", extract=_DIRECT),
+    Variant("MetaSchedule's spaces, one cost model for all", spaces="metaschedule", extract=_DIRECT, families="single"),
+    Variant("MetaSchedule's spaces, one for each subgraph", spaces="metaschedule", extract=_DIRECT, families="each"),
+    Variant("MetaSchedule's spaces, no foresee", spaces="metaschedule", extract=_DIRECT, plan={"strategy": "gradient"}),
 ]
 
 
@@ -75,7 +74,8 @@ def tune(variant: Variant, subgraphs: list[Subgraph], seconds: float, seed: int)
         run = RunFiles(Path(folder))
         rounds.tune(
             subgraphs, TARGET, run, lambda _, spent: spent >= seconds, families=variant.families,
-            plan=PlanConfig(**variant.plan), timing=MeasureConfig(**variant.measure), seed=seed,
+            plan=PlanConfig(**variant.plan), timing=MeasureConfig(**variant.measure),
+            search=SearchConfig(spaces=variant.spaces), seed=seed,
         )  # fmt: skip
         return curves.of_run(run.folder)
 
@@ -83,9 +83,9 @@ def tune(variant: Variant, subgraphs: list[Subgraph], seconds: float, seed: int)
 def heaviest(model: Model, variant: Variant, chosen: int) -> list[Subgraph]:
     """The tunable subgraphs with most FLOP, as the model has them; then what stands for them in a variant.
 
-    Winograd's way lowers the FLOP of a convolution: so many of the variant's own would be others.
+    Winograd's convolutions have less FLOP, so that the heaviest of a variant may be others.
     """
-    _, subgraphs = extract.partition(extract.choose_algorithms(model, TARGET, variant.extract), TARGET)
+    _, subgraphs = extract.partition(choose_algorithms(model, TARGET, variant.extract), TARGET)
     _, direct = extract.partition(model, TARGET)
     rest = {s.subgraph_id for s in [s for s in direct if s.tunable][chosen or len(direct) :]}
     return [s for s in subgraphs if s.tunable and s.subgraph_id not in rest]
@@ -127,19 +127,14 @@ def main() -> None:
     for seed in options.seeds:
         for variant in (v for v in VARIANTS if v.name in options.variants):
             subgraphs = heaviest(model, variant, options.heaviest)
-            with patch.object(spaces, "generators", spaces.generators if variant.own_spaces else _metaschedules):
-                seconds = options.seconds if variant.own_spaces else options.seconds_metaschedule
-                measured = tune(variant, subgraphs, seconds, seed)
+            seconds = options.seconds if variant.spaces == "own" else options.seconds_metaschedule
+            measured = tune(variant, subgraphs, seconds, seed)
             weights = {s.subgraph_id: s.weight for s in subgraphs}
             measured["weight"] = measured["subgraph_id"].map(weights)
             parts.append(measured.assign(model=options.model, variant=variant.name, seed=seed))
             pd.concat(parts).to_parquet(options.out, index=False)
             print(summary(parts[-1]).to_string(header=len(parts) == 1, index=False), flush=True)
     print(summary(pd.concat(parts)).round(2).to_string(index=False))
-
-
-def _metaschedules(*_: object) -> list[str]:
-    return ["post-order-apply"]
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import tvm
 
-from lib import workloads
-from lib.source import Source
-from lib.targets import CpuTarget
-from lib.workloads import Subgraph
+from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
+from lib.graph.subgraphs import Subgraph
+from lib.machine.targets import CpuTarget
+from lib.models.source import Source
+from lib.tir.workload import load_workload
 from stages import extract
-from stages.extract import ExtractConfig
 
 
 def compare(
@@ -28,9 +28,9 @@ def compare(
     parser.add_argument("--programs", type=int, default=12)
     parser.add_argument("--out", type=Path, required=True, help="keep each turn as Parquet")
     options = parser.parse_args()
-    model = extract.choose_algorithms(extract.load(Source(options.model)), target, ExtractConfig())
+    model = choose_algorithms(extract.load(Source(options.model)), target, AlgorithmConfig())
     _, subgraphs = extract.partition(model, target)
-    fitting = [s for s in subgraphs if s.tunable and fits(workloads.load(s.workload))]
+    fitting = [s for s in subgraphs if s.tunable and fits(load_workload(s.workload))]
     table = pd.concat([programs(subgraph, options.programs) for subgraph in fitting], ignore_index=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(options.out)

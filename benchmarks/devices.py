@@ -18,10 +18,11 @@ sys.path.insert(0, str(ROOT))
 
 import pandas as pd
 
-from lib import search, targets
-from lib.device_pool import DevicePool
-from lib.fleet import RpcFleet
-from lib.runner import Job, MeasureConfig
+from lib.machine import targets
+from lib.measure.device_pool import DevicePool
+from lib.measure.fleet import RpcFleet
+from lib.measure.runner import Job, MeasureConfig
+from lib.search import evolution
 from tests.farm import KEY, Farm
 from tests.helpers import job, matmul
 
@@ -31,7 +32,7 @@ TARGET = targets.cpu_target(threads=1)
 def candidates(n: int) -> list[Job]:
     """Distinct programs of a product as BERT has them."""
     workload = matmul(128, 768, 768)
-    found = search.sample(workload, TARGET.tvm(), n, known=set(), seed=0)
+    found = evolution.sample(workload, TARGET.tvm(), n, known=set(), seed=0)
     return [job(f"candidate {k}", workload, proposal.trace) for k, proposal in enumerate(found)]
 
 

@@ -13,12 +13,20 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lib import targets
+from lib.contracts import tables
+from lib.contracts.files import ModelFiles
+from lib.contracts.schemas import SUBGRAPHS
+from lib.machine import targets
+from lib.models.source import Source
+from lib.models.zoo import catalogue
+from lib.tir.numerics import relative_error
 
 CPU = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(CPU.threads)  # TVM's default is half the cores
@@ -27,12 +35,6 @@ import light
 import numpy as np
 import pandas as pd
 import sides
-
-from lib import tables, zoo
-from lib.layout import ModelFiles
-from lib.numerics import relative_error
-from lib.schemas import SUBGRAPHS
-from lib.source import Source
 
 ROOT = Path(__file__).parent.parent
 _TURNS = 7
@@ -68,14 +70,25 @@ def tune(model: str) -> dict[str, Any]:
 
 def timed(compiled: Path, onnx_file: str) -> dict[str, Any]:
     """Median latency of a library; for an ONNX file also ONNX Runtime's, in turn, and how far the outputs are apart."""
-    arrays = sides.inputs(compiled)
-    found: dict[str, sides.Side] = {"ours": sides.compiled(compiled, arrays)}
     row: dict[str, Any] = {}
-    if onnx_file:
-        found["onnx_runtime"] = sides.onnx_runtime(Path(onnx_file), arrays, CPU.threads)
-        ours, expected = (sides.outputs(infer()) for infer in found.values())
-        row["error_to_onnx_runtime"] = max(relative_error(a, b) for a, b in zip(ours, expected, strict=True))
-    for name, values in sides.in_turn(found, _TURNS).items():
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        np.savez(work / "inputs.npz", *sides.inputs(compiled))
+        models = {"ours": ("library", compiled)} | (
+            {"onnx_runtime": ("onnxruntime", Path(onnx_file))} if onnx_file else {}
+        )
+        found = {
+            name: stack.enter_context(sides.Side(kind, path, work / "inputs.npz", work / f"{name}.npz", CPU.threads))
+            for name, (kind, path) in models.items()
+        }
+        outputs = [side.load() for side in found.values()]
+        if onnx_file:
+            row["error_to_onnx_runtime"] = max(relative_error(a, b) for a, b in zip(*outputs, strict=True))
+        turns = list(sides.in_turn(found, _TURNS))
+    if failures := [f"{turn.side}: {turn.failure}" for turn in turns if turn.failure]:
+        raise SystemExit("; ".join(failures))
+    for name in found:
+        values = [turn.latency_s for turn in turns if turn.side == name]
         for kind, of in (("", median), ("low_", min), ("high_", max)):
             row[f"{name}_{kind}ms"] = of(values) * 1e3
     return row
@@ -110,7 +123,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models.parquet")
     parser.add_argument("--tune-only", action="store_true", help="leave the timing for a quiet hour")
     options = parser.parse_args()
-    distinct = [name for name in zoo.ZOO if name != "resnet50_v1"]  # another name of resnet50
+    distinct = [name for name in catalogue.ZOO if name != "resnet50_v1"]  # another name of resnet50
     models = options.models or [*distinct, *map(str, light.save_all(ROOT / "artifacts" / "light"))]
     rows: list[Any] = pd.read_parquet(options.out).to_dict("records") if options.out.exists() else []
 

@@ -1,4 +1,4 @@
-"""What it brings to ask for weights ahead, and to keep sums on the stack: one model's contractions, program by program.
+"""What prefetching weights and keeping accumulators on the stack bring: one model's contractions, program by program.
 
     python benchmarks/prefetch.py --model resnet50 --programs 12 --out benchmarks/prefetch/resnet50.parquet
 
@@ -7,12 +7,16 @@ that come from memory, and with weights that lie in the caches. Prints the faste
 contractions take together, and what choosing by warm weights would cost. Nothing else may run on the machine.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator
-from unittest.mock import patch
 
-from lib import targets
+from lib.graph.subgraphs import Subgraph
+from lib.machine import targets
+from lib.measure.protocol import Build, Define, Time
+from lib.measure.worker import Kernels
+from lib.search import evolution
+from lib.search.spaces.table import fitting
+from lib.tir.lowering import Lowering, standard
+from lib.tir.workload import load_workload
 
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
@@ -21,41 +25,30 @@ import contractions
 import pandas as pd
 import tvm
 
-from lib import backends, prefetch, search, workloads
-from lib.spaces import contraction, winograd
-from lib.worker import Kernels
-from lib.workloads import Subgraph
-
-_WAYS = ("as TVM lowers", "sums on the stack", "and weights ahead")
+_WAYS = {
+    "as TVM lowers": Lowering(prefetch=False, peel=False, stack=False),
+    "accumulators on the stack": Lowering(prefetch=False, peel=True, stack=True),
+    "and weights prefetched": standard("llvm"),
+}
 _TURNS, _REPEAT_S = 3, 0.02
-
-
-@contextlib.contextmanager
-def lowered(way: str) -> Iterator[None]:
-    """Compile in one of the ways."""
-    with contextlib.ExitStack() as changed:
-        if way == _WAYS[0]:
-            changed.enter_context(patch.object(backends, "pipeline", lambda _target: "default"))
-        if way == _WAYS[1]:
-            changed.enter_context(patch.object(prefetch, "insert", lambda function: function))
-        yield
 
 
 def programs(subgraph: Subgraph, number: int) -> pd.DataFrame:
     """A row for each program, way and turn: its latency with cold and with warm weights, in microseconds."""
-    kernels, rows = Kernels(TARGET.tvm()), []
-    kernels.define("workload", subgraph.workload)
-    found = search.sample(workloads.load(subgraph.workload), TARGET.tvm(), number, known=set(), seed=0)
+    kernels = {way: Kernels(TARGET.tvm(), lowering) for way, lowering in _WAYS.items()}
+    for each in kernels.values():
+        each.define(Define(subgraph.workload))
+    rows = []
+    found = evolution.sample(load_workload(subgraph.workload), TARGET.tvm(), number, known=set(), seed=0)
     for program, proposal in enumerate(found):
         for way in _WAYS:
-            with lowered(way):
-                kernels.build(way, "workload", proposal.trace)
+            kernels[way].build(Build(way, proposal.trace))
         for turn in range(_TURNS):
             for way in _WAYS:
                 row = {"subgraph_id": subgraph.subgraph_id, "name": subgraph.name, "weight": subgraph.weight}
                 for weights in ("cold", "warm"):
-                    reply = kernels.time(way, 1, _REPEAT_S, float("inf"), cold_weights=weights == "cold")
-                    row[f"{weights}_us"] = reply["latencies"][0] * 1e6
+                    reply = kernels[way].time(Time(way, 1, _REPEAT_S, cold_weights=weights == "cold"))
+                    row[f"{weights}_us"] = reply.latencies[0] * 1e6
                 rows.append({**row, "program": program, "way": way, "turn": turn})
     return pd.DataFrame(rows)
 
@@ -65,7 +58,8 @@ def main() -> None:
 
 
 def _is_contraction(workload: tvm.IRModule) -> bool:
-    return contraction.fits(workload, TARGET.tvm()) or winograd.fits(workload)
+    space = fitting(workload, TARGET.tvm())
+    return space is not None and space.name in ("contraction", "winograd")
 
 
 def report(table: pd.DataFrame) -> None:
@@ -80,8 +74,8 @@ def report(table: pd.DataFrame) -> None:
     calls = best.index.get_level_values("weight").to_numpy()
     sums = [(best[column] * calls).sum() / 1e3 for column in columns]
     print("| all, ms | | " + " | ".join(f"{found:.2f}" for found in sums) + " |")
-    asking = medians.xs(_WAYS[2], level="way")
-    chosen = asking.loc[asking.groupby(["name", "weight"])["warm_us"].idxmin()]
+    prefetched = medians.xs("and weights prefetched", level="way")
+    chosen = prefetched.loc[prefetched.groupby(["name", "weight"])["warm_us"].idxmin()]
     calls = chosen.index.get_level_values("weight").to_numpy()
     print(f"Chosen by warm weights, they take {(chosen['cold_us'] * calls).sum() / 1e3:.2f} ms with cold ones.")
 

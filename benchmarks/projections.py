@@ -5,7 +5,7 @@
 Both graphs turn (1, n, d) into queries, keys and values of shape (1, h, n, s), for the sizes of BERT-Base, BERT-Large
 and ViT-Huge. *merged*: one product with the weights side by side, then for each of the three a slice, reshape and
 transpose, fused into one copy. *apart*: three products whose results lie as (1, h, n, s) at once. Every subgraph gets
-the best of equally many sampled schedules; weights are packed on both sides; the two libraries are timed in turn in
+the best of equally many sampled schedules; weights are packed on both sides; the two libraries are timed alternately in
 this process. Nothing else may run on the machine meanwhile.
 """
 
@@ -17,7 +17,14 @@ import time
 from pathlib import Path
 from statistics import median
 
-from lib import targets
+from lib import deploy
+from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
+from lib.machine import targets
+from lib.measure.local_pool import LocalPool
+from lib.measure.runner import MeasureConfig
+from lib.search import evolution
+from lib.tir.workload import load_workload
 
 CPU = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(CPU.threads)
@@ -26,10 +33,6 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import op
-
-from lib import deploy, graph, search, workloads
-from lib.runner import MeasureConfig
-from lib.workers import LocalPool
 
 SIZES = {"BERT-Base": (128, 768, 12), "BERT-Large": (128, 1024, 16), "ViT-Huge": (257, 1280, 16)}
 
@@ -72,27 +75,27 @@ def _vars(shapes: dict[str, tuple[int, ...]]) -> list[relax.Var]:
 
 def _module(params: list[relax.Var], emit) -> tvm.IRModule:  # type: ignore[no-untyped-def]
     builder = relax.BlockBuilder()
-    with builder.function(graph.ENTRY, params, attrs={"num_input": 1}):
+    with builder.function(fusion.ENTRY, params, attrs={"num_input": 1}):
         with builder.dataflow():
             out = builder.emit_output(relax.Tuple(emit(builder)))
         builder.emit_func_output(out)
-    return graph.fuse(builder.get(), CPU.tvm())
+    return fusion.fuse(builder.get(), CPU.tvm())
 
 
 def compiled(module: tvm.IRModule, pool: LocalPool, candidates: int, out: Path) -> tuple[str, relax.VirtualMachine]:
     """What its subgraphs take, in words, and the library with the best sampled schedule of each."""
     traces: dict[str, str] = {}
-    told = []
-    for subgraph in workloads.extract(module):
-        workload = workloads.load(subgraph.workload)
-        programs = search.sample(workload, CPU.tvm(), candidates, known=set(), seed=0)
+    times = []
+    for subgraph in extract_subgraphs(module):
+        workload = load_workload(subgraph.workload)
+        programs = evolution.sample(workload, CPU.tvm(), candidates, known=set(), seed=0)
         latencies, _ = pool.compare(subgraph.workload, [p.trace for p in programs], 3, baseline=programs[0].trace)
         best, trace = min((median(of), p.trace) for of, p in zip(latencies, programs, strict=True) if of)
         traces |= dict.fromkeys(subgraph.functions, trace)
-        told.append(f"{subgraph.weight} x {best * 1e6:.0f}")
+        times.append(f"{subgraph.weight} x {best * 1e6:.0f}")
     pool.close()
     deploy.build(module, traces, CPU.tvm(), out, pack=True)
-    return " + ".join(told), relax.VirtualMachine(tvm.runtime.load_module(str(out)), tvm.cpu())
+    return " + ".join(times), relax.VirtualMachine(tvm.runtime.load_module(str(out)), tvm.cpu())
 
 
 def arguments(module: tvm.IRModule, machine: relax.VirtualMachine) -> list[tvm.runtime.Tensor]:
@@ -100,7 +103,7 @@ def arguments(module: tvm.IRModule, machine: relax.VirtualMachine) -> list[tvm.r
     rng = np.random.default_rng(0)
     arrays = [
         rng.standard_normal([int(n) for n in p.ty.shape.values], dtype=np.float32) / math.sqrt(768)
-        for p in module[graph.ENTRY].params
+        for p in module[fusion.ENTRY].params
     ]
     x, *weights = (tvm.runtime.tensor(array) for array in arrays)
     return [x, *machine["main_transform_params"](weights)]
@@ -118,9 +121,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             pool = LocalPool(CPU, MeasureConfig())
             modules = {"merged": merged(*size), "apart": apart(*size)}
-            told, timers = {}, {}
+            times, timers = {}, {}
             for side, module in modules.items():
-                told[side], machine = compiled(module, pool, options.candidates, Path(folder) / f"{side}.so")
+                times[side], machine = compiled(module, pool, options.candidates, Path(folder) / f"{side}.so")
                 given = arguments(module, machine)
                 timers[side] = (machine.time_evaluator("main", tvm.cpu(), number=20, repeat=5), given)
             found: dict[str, list[float]] = {side: [] for side in timers}
@@ -131,8 +134,8 @@ def main() -> None:
         a, b = (median(found[side]) for side in ("merged", "apart"))
         spread = {side: f"{min(of):.0f} to {max(of):.0f}" for side, of in found.items()}
         print(
-            f"| {name} | {a:.0f} ({spread['merged']}) | {b:.0f} ({spread['apart']}) | {a / b:.2f} | {told['merged']} "
-            f"| {told['apart']} |",
+            f"| {name} | {a:.0f} ({spread['merged']}) | {b:.0f} ({spread['apart']}) | {a / b:.2f} | {times['merged']} "
+            f"| {times['apart']} |",
             flush=True,
         )
 

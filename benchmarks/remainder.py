@@ -1,16 +1,21 @@
-"""What tiles that leave a remainder bring where an output has none that divide it well: contractions of one model.
+"""Register tiles with remainders against those that divide an output: contractions of one model.
 
     python benchmarks/remainder.py --model FILE --programs 12 --out benchmarks/remainder/NAME.parquet
 
 For each contraction whose register tiles differ, random programs of the space with remainders and of the one without
-(MetaSchedule's, where that leaves no tiles at all), all of them timed in turn with weights that come from memory.
-Prints the fastest of each. Nothing else may run on the machine.
+(MetaSchedule's, where that leaves no tiles at all), timed alternately with weights that come from memory. Prints the
+fastest of each. Nothing else may run on the machine.
 """
 
 import os
-from unittest.mock import patch
 
-from lib import targets
+from lib.graph.subgraphs import Subgraph
+from lib.machine import targets
+from lib.measure.protocol import Build, Define, Time
+from lib.measure.worker import Kernels
+from lib.search import evolution
+from lib.search.spaces import contraction
+from lib.tir.workload import load_workload
 
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
@@ -19,42 +24,33 @@ import contractions
 import pandas as pd
 import tvm
 
-from lib import search, workloads
-from lib.spaces import contraction, tiling
-from lib.worker import Kernels
-from lib.workloads import Subgraph
-
 _WITH, _WITHOUT = "with remainders", "without"
 _TURNS, _REPEAT_S = 3, 0.02
-_tiles = tiling.tiles
-
-
-def _without(rows: int, columns: int, machine: tiling.Registers, remainders: bool = False) -> list[tiling.Tile]:
-    return _tiles(rows, columns, machine)
+_SPACES = {_WITH: contraction.space(), _WITHOUT: contraction.space(remainders=False)}
 
 
 def sampled(workload: tvm.IRModule, number: int) -> dict[str, list[str]]:
-    """Traces of random programs, with and without remainders; none if the two spaces are one."""
+    """Traces of random programs, with and without remainders; empty if the two spaces are the same."""
     target, found = TARGET.tvm(), {}
-    for way, tiles in ((_WITH, _tiles), (_WITHOUT, _without)):
-        with patch.object(tiling, "tiles", tiles):
-            found[way] = [p.trace for p in search.sample(workload, target, number, known=set(), seed=0)]
+    for way, space in _SPACES.items():
+        proposals = evolution.sample(workload, target, number, known=set(), seed=0, spaces=[space])
+        found[way] = [proposal.trace for proposal in proposals]
     return {} if sorted(found[_WITH]) == sorted(found[_WITHOUT]) else found
 
 
 def programs(subgraph: Subgraph, number: int) -> pd.DataFrame:
     """A row for each program and turn: its latency in microseconds."""
     kernels, rows = Kernels(TARGET.tvm()), []
-    kernels.define("workload", subgraph.workload)
-    found = sampled(workloads.load(subgraph.workload), number)
-    names = [(way, program) for way, traces in found.items() for program in range(len(traces))]
-    for way, program in names:
-        kernels.build(f"{way} {program}", "workload", found[way][program])
+    kernels.define(Define(subgraph.workload))
+    found = sampled(load_workload(subgraph.workload), number)
+    names = [(way, n) for way, traces in found.items() for n in range(len(traces))]
+    for way, n in names:
+        kernels.build(Build(f"{way} {n}", found[way][n]))
     for turn in range(_TURNS):
-        for way, program in names:
-            reply = kernels.time(f"{way} {program}", 1, _REPEAT_S, float("inf"), cold_weights=True)
+        for way, n in names:
+            reply = kernels.time(Time(f"{way} {n}", 1, _REPEAT_S, cold_weights=True))
             row = {"name": subgraph.name, "weight": subgraph.weight, "flop": subgraph.flop, "way": way}
-            rows.append({**row, "program": program, "turn": turn, "us": reply["latencies"][0] * 1e6})
+            rows.append({**row, "program": n, "turn": turn, "us": reply.latencies[0] * 1e6})
     return pd.DataFrame(rows)
 
 
@@ -63,7 +59,7 @@ def main() -> None:
 
 
 def report(table: pd.DataFrame) -> None:
-    """Print the fastest program of each subgraph in each way, and how fast that is."""
+    """Print the fastest program of each subgraph in each way, and its GFLOP/s."""
     if table.empty:
         print("No contraction has other tiles with remainders.")
         return

@@ -6,18 +6,20 @@ from dataclasses import asdict
 
 import pyarrow as pa
 
-from lib import tables
-from lib.cost_model import TrainConfig
-from lib.layout import RunFiles
-from lib.planning import PlanConfig
-from lib.runner import MeasureConfig, Runner
-from lib.schemas import SUBGRAPHS
-from lib.search import SearchConfig
-from lib.tables import Origin
-from lib.targets import CpuTarget
-from lib.workers import LocalPool
-from lib.workloads import Subgraph
+from lib.contracts import tables
+from lib.contracts.files import RunFiles
+from lib.contracts.schemas import SUBGRAPHS
+from lib.contracts.tables import Provenance
+from lib.graph.subgraphs import Subgraph
+from lib.machine.targets import CpuTarget
+from lib.measure.local_pool import LocalPool
+from lib.measure.runner import MeasureConfig, Runner
+from lib.search.evolution import SearchConfig
+from lib.tuning.cost_model import TrainConfig
+from lib.tuning.planning import PlanConfig
 from stages import cluster, generate, measure, train
+
+DEFAULT_SEARCH = SearchConfig()
 
 
 def tune(
@@ -29,27 +31,28 @@ def tune(
     families: str = "core-operator",
     plan: PlanConfig,
     timing: MeasureConfig,
+    search: SearchConfig = DEFAULT_SEARCH,
     seed: int = 0,
 ) -> int:
     """Tune subgraphs until `ended(rounds, seconds)` says so, or nothing is left to improve; how many rounds that took.
 
     The seconds are of the rounds alone.
     """
-    origin, number, spent = Origin(), 0, 0.0
+    provenance, number, spent = Provenance(), 0, 0.0
     table, clusters = run.folder / "subgraphs.parquet", run.folder / "families.parquet"
-    tables.write(pa.Table.from_pylist([asdict(s) for s in subgraphs], schema=SUBGRAPHS), table, SUBGRAPHS, origin)
-    cluster.run(table, families, origin=origin, out=clusters)
+    tables.write(pa.Table.from_pylist([asdict(s) for s in subgraphs], schema=SUBGRAPHS), table, SUBGRAPHS, provenance)
+    cluster.run(table, families, provenance=provenance, out=clusters)
     runner: Runner = LocalPool(target, timing)
     try:
         while not ended(number, spent):
             started = time.monotonic()
             past, files = run.rounds(number), run.round(number)
             try:
-                generate.run(table, clusters, past, target, plan, SearchConfig(), seed=seed, origin=origin, out=files)
+                generate.run(table, clusters, past, target, plan, search, seed=seed, provenance=provenance, out=files)
             except generate.NothingToImprove:
                 break
-            measure.run(table, runner, origin=origin, out=files)
-            train.run(clusters, [*past, files], TrainConfig(), seed=seed, origin=origin, out=files)
+            measure.run(table, runner, provenance=provenance, out=files)
+            train.run(clusters, [*past, files], TrainConfig(), seed=seed, provenance=provenance, out=files)
             number, spent = number + 1, spent + time.monotonic() - started
     finally:
         runner.close()

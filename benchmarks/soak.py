@@ -24,10 +24,11 @@ os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp()  # so that what is 
 import pandas as pd
 import psutil
 
-from lib import search, targets
-from lib.device_pool import DevicePool
-from lib.fleet import RpcFleet
-from lib.runner import Job, MeasureConfig
+from lib.machine import targets
+from lib.measure.device_pool import DevicePool
+from lib.measure.fleet import RpcFleet
+from lib.measure.runner import Job, MeasureConfig
+from lib.search import evolution
 from tests.farm import KEY, Farm, kill
 from tests.helpers import DOES_NOT_COMPILE, LOOPS_FOR_EVER, NEEDS_TOO_MUCH, SEGFAULTS, job, matmul
 
@@ -47,7 +48,7 @@ def healthy(n: int) -> list[Job]:
     programs = [
         (workload, proposal.trace)
         for workload in (matmul(64, 256, 256), matmul(32, 512, 512))
-        for proposal in search.sample(workload, TARGET.tvm(), 16, known=set(), seed=0)
+        for proposal in evolution.sample(workload, TARGET.tvm(), 16, known=set(), seed=0)
     ]
     return [
         job(f"healthy {k}", workload, trace) for k, (workload, trace) in zip(range(n), itertools.cycle(programs))

@@ -1,12 +1,12 @@
 """Stock MetaSchedule on a whole model: our graph and target, TVM's own builder, runner, cost model and scheduler.
 
-    python benchmarks/stock.py --model resnet50 --trials-per-subgraph 128 --seed 0 --out FOLDER
+    python benchmarks/stock.py --model resnet50 --trials-per-subgraph 128 --trials-per-round 64 --seed 0 --out FOLDER
 
 Leaves `curve.parquet` (each measurement with its time), `traces.json`, `model.so`, `params.npz` and `manifest.json` in
 the folder, the latter as `TuneModel` leaves them in `compiled/`, so that both can be timed in turn. The graph is the
-one that `TuneModel` gets, but for Winograd's convolutions, which stock TVM does not choose. `--heaviest N` tunes N
-subgraphs only; started again with `--rest RUN`, the others get the schedules of that run. Nothing else may run on the
-machine.
+one that `TuneModel` gets, but for Winograd's convolutions and wider channels, which stock TVM does not choose.
+`--heaviest N` tunes N subgraphs only; started again with `--rest RUN`, the others get the schedules of that run.
+Nothing else may run on the machine.
 """
 
 import argparse
@@ -16,29 +16,37 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lib import targets
+from lib import deploy
+from lib.contracts import schemas, tables
+from lib.contracts.files import RunFiles
+from lib.graph.fusion import Model
+from lib.graph.subgraphs import Subgraph
+from lib.machine import host, intrinsics, targets
+from lib.measure.device_source import LocalDevice
+from lib.measure.libraries import Libraries
+from lib.measure.protocol import PackWeights
+from lib.models.source import Source
+from lib.tir.workload import load_workload
+from lib.tuning import history
 
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)  # for stock's workers, too
 
 import numpy as np
 import pandas as pd
+import provenance
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from lib import deploy, history, host, place, schemas, tables, workloads
-from lib.graph import Model
-from lib.layout import RunFiles
-from lib.source import Source
-from lib.worker import Libraries
-from lib.workloads import Subgraph
 from stages import extract
 
-_ROUND = 64  # trials, TVM's default
+ROUND, POPULATION = 64, 512  # trials in a round and programs in a generation: TVM's defaults
+_SETTINGS = ("trials_per_round", "population", "quick_imports")  # of `tune`
 
 
 @derived_object
@@ -49,11 +57,13 @@ class Recorder(ms.measure_callback.PyMeasureCallback):
         super().__init__()
         self.subgraphs, self.started = subgraphs, time.monotonic()
         self.rows: list[dict[str, Any]] = []
+        self.traces: list[Any] = []  # of each row; as JSON only for those that win, lest it costs tuning time
 
-    def apply(self, _scheduler: Any, task_id: int, _candidates: Any, _built: Any, results: Any) -> None:
+    def apply(self, _scheduler: Any, task_id: int, candidates: Any, _built: Any, results: Any) -> None:
         """Called by TVM after each batch; it tells no times of single candidates."""
         seconds = time.monotonic() - self.started
-        for result in results:
+        for candidate, result in zip(candidates, results, strict=True):
+            self.traces.append(candidate.sch.trace)
             latency_s = median(map(float, result.run_secs)) if result.run_secs else np.nan
             found = self.subgraphs[task_id]
             self.rows.append(
@@ -67,31 +77,51 @@ class Recorder(ms.measure_callback.PyMeasureCallback):
             )
 
 
-def tune(subgraphs: Sequence[Subgraph], trials: int, seed: int, folder: Path) -> tuple[pd.DataFrame, dict[str, str]]:
-    """TVM's `tune_tasks` for all of them; the curve, and the fastest trace of each subgraph by its id."""
-    modules = [workloads.load(subgraph.workload) for subgraph in subgraphs]
+def tune(
+    subgraphs: Sequence[Subgraph],
+    trials: int,
+    seed: int,
+    folder: Path,
+    *,
+    trials_per_round: int = ROUND,
+    population: int = POPULATION,
+    quick_imports: bool = False,
+) -> tuple[pd.DataFrame, dict[str, str]]:
+    """TVM's `tune_tasks` for all of them.
+
+    Args:
+        trials: Of all subgraphs together. What the last round measures beyond is dropped.
+        quick_imports: TVM's builder starts new processes for each round, which import for 13 s before they build; here
+            only what the target needs, as this tuner's processes do. What is built is the same.
+
+    Returns:
+        The curve: a row for each trial, in the order in which they were measured, with `seconds`, `subgraph_id`,
+        `name`, `weight` and `latency_s` (NaN if it failed); and the fastest trace of each subgraph by its id.
+    """
+    intrinsics.load(TARGET.tvm())
     tasks = [
         ms.TuneContext(
-            mod=module, target=TARGET.tvm(), space_generator="post-order-apply", search_strategy="evolutionary",
-            task_name=f"{n}", rand_state=seed * 1000 + n + 1, num_threads="physical",
+            mod=load_workload(subgraph.workload), target=TARGET.tvm(), space_generator="post-order-apply",
+            search_strategy=ms.search_strategy.EvolutionarySearch(population_size=population), task_name=f"{n}",
+            rand_state=seed * 1000 + n + 1, num_threads="physical",
         )
-        for n, module in enumerate(modules)
+        for n, subgraph in enumerate(subgraphs)
     ]  # fmt: skip
+    load = partial(intrinsics.load, TARGET.tvm()) if quick_imports else None  # of `lib`, which its processes find
     recorder = Recorder(subgraphs)
-    database = ms.tune.tune_tasks(
+    ms.tune.tune_tasks(
         tasks=tasks,
         task_weights=[float(subgraph.weight) for subgraph in subgraphs],
         work_dir=str(folder),
         max_trials_global=trials,
-        num_trials_per_iter=_ROUND,
+        num_trials_per_iter=trials_per_round,
+        builder=ms.builder.LocalBuilder(max_workers=host.physical_cores(), initializer=load),  # else TVM's defaults
         measure_callbacks=[*ms.measure_callback.MeasureCallback.create("default"), recorder],
     )
-    traces = {}
-    for subgraph, module in zip(subgraphs, modules, strict=True):
-        record = database.query_tuning_record(module, TARGET.tvm(), "main")
-        if record is not None:
-            traces[subgraph.subgraph_id] = json.dumps(record.trace.as_json(), default=lambda value: value.value)
-    return pd.DataFrame(recorder.rows), traces
+    curve = pd.DataFrame(recorder.rows).head(trials)
+    fastest = curve.dropna(subset="latency_s").groupby("subgraph_id")["latency_s"].idxmin()
+    as_json = {str(key): recorder.traces[row].as_json() for key, row in fastest.items()}
+    return curve, {key: json.dumps(trace, default=lambda number: number.value) for key, trace in as_json.items()}
 
 
 def build(model: Model, traces: Mapping[str, str], rest: Path | None, out: Path) -> list[dict[str, object]]:
@@ -107,7 +137,7 @@ def build(model: Model, traces: Mapping[str, str], rest: Path | None, out: Path)
     library, weights = out / "model.so", out / "weights.npz"
     deploy.build(module, by_function, TARGET.tvm(), library, pack=True)
     np.savez(weights, **dict(model.weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
-    Libraries(place.Here("llvm")).pack(str(library), str(weights), str(out / "params.npz"))
+    Libraries(LocalDevice("llvm")).pack(PackWeights(library, weights, out / "params.npz"))
     weights.unlink()
     return deploy.interface(module)
 
@@ -129,6 +159,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--trials-per-subgraph", type=int, default=128)
+    parser.add_argument("--trials-per-round", type=int, default=ROUND, help="of one subgraph; TVM's default is 64")
+    parser.add_argument("--population", type=int, default=POPULATION, help="of its search; TVM's default is 512")
+    parser.add_argument("--quick-imports", action="store_true", help="spare TVM's builder 13 s of imports a round")
     parser.add_argument("--heaviest", type=int, default=0, help="tune only so many, with most FLOP; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rest", type=Path, help="a compiled run of ours, for subgraphs that stock does not tune")
@@ -137,15 +170,19 @@ def main() -> None:
     logging.getLogger("tvm").setLevel(logging.ERROR)
     options.out.mkdir(parents=True, exist_ok=True)
     model = extract.load(Source(options.model))
+    settings = {name: getattr(options, name) for name in _SETTINGS}
     kept, curve_file = options.out / "traces.json", options.out / "curve.parquet"
     if not kept.exists():  # else what was tuned before is only compiled
         _, subgraphs = extract.partition(model, TARGET)
         tunable = [subgraph for subgraph in subgraphs if subgraph.tunable][: options.heaviest or None]
         started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            curve, traces = tune(tunable, options.trials_per_subgraph * len(tunable), options.seed, Path(folder))
+            trials = options.trials_per_subgraph * len(tunable)
+            curve, traces = tune(tunable, trials, options.seed, Path(folder), **settings)
         curve.to_parquet(curve_file)
-        kept.write_text(json.dumps({"seconds": time.monotonic() - started, "traces": traces}))
+        seconds = time.monotonic() - started
+        facts = {**settings, "seed": options.seed, **provenance.columns(TARGET.threads)}
+        kept.write_text(json.dumps({"seconds": seconds, "traces": traces, **facts}))
     tuned, curve = json.loads(kept.read_text()), pd.read_parquet(curve_file)
     interface = build(model, tuned["traces"], options.rest, options.out)
     manifest = {
@@ -156,7 +193,7 @@ def main() -> None:
         "threads": TARGET.threads,
         "seconds": tuned["seconds"],
         "n_trials": len(curve),
-        "seed": options.seed,
+        **{name: tuned[name] for name in (*_SETTINGS, "seed", "revision", "date")},
         "device": host.cpu_name(),
         "versions": host.versions(),
     }

@@ -20,8 +20,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from lib import families, graph, targets, workloads, zoo
-from lib.source import Source
+from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
+from lib.machine import targets
+from lib.models.source import Source
+from lib.models.zoo import catalogue
+from lib.tuning import families
 from stages import extract
 
 # Distinct subgraphs in FamilySeer (ICPP 2023), by TVM's graph-level optimisation of that time.
@@ -44,9 +48,9 @@ def look_at(model: str) -> Found:
     """Import and fuse a model in this process, which should be a fresh one."""
     started = time.perf_counter()
     source = Source(model)
-    module = extract.load(source).module if source.is_file else zoo.define(model)[0]
+    module = extract.load(source).module if source.is_file else catalogue.define(model)[0]
     imported = time.perf_counter()
-    subgraphs = [asdict(subgraph) for subgraph in workloads.extract(graph.fuse(module, targets.cpu_target().tvm()))]
+    subgraphs = [asdict(subgraph) for subgraph in extract_subgraphs(fusion.fuse(module, targets.cpu_target().tvm()))]
     fused = time.perf_counter()
     for row in subgraphs:
         del row["workload"]
@@ -136,7 +140,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(asdict(look_at(options.one))))
         return
-    distinct = [name for name in zoo.ZOO if name != "resnet50_v1"]  # another name of resnet50
+    distinct = [name for name in catalogue.ZOO if name != "resnet50_v1"]  # another name of resnet50
     found = [look_at_from_afar(model) for model in options.models or distinct]
     print(families_table(found), summary_table(found), sep="\n\n")
     for model in found if options.models else []:

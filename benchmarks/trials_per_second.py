@@ -16,7 +16,15 @@ import time
 from pathlib import Path
 from statistics import median
 
-from lib import host, targets
+from lib.contracts.files import RunFiles
+from lib.graph import fusion
+from lib.graph.subgraphs import Subgraph, extract_subgraphs
+from lib.machine import host, targets
+from lib.measure.runner import MeasureConfig
+from lib.models.zoo import catalogue
+from lib.tir.workload import load_workload
+from lib.tuning import history
+from lib.tuning.planning import PlanConfig
 
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)  # for stock's workers, too
@@ -25,26 +33,20 @@ import pandas as pd
 import rounds
 from tvm.s_tir import meta_schedule as ms
 
-from lib import graph, history, workloads, zoo
-from lib.layout import RunFiles
-from lib.planning import PlanConfig
-from lib.runner import MeasureConfig
-from lib.workloads import Subgraph
-
 
 def subgraphs() -> list[tuple[str, Subgraph]]:
     """A 3x3 convolution of ResNet-50 (14x14, 256 channels) and the first MLP product of BERT-Base with its GELU."""
-    resnet = workloads.extract(graph.fuse(zoo.define("resnet50")[0], TARGET.tvm()))
+    resnet = extract_subgraphs(fusion.fuse(catalogue.define("resnet50")[0], TARGET.tvm()))
     convolution = next(s for s in resnet if s.core_operator == "conv2d" and s.weight == 6)
-    encoder, _ = zoo.define("bert_base")
-    bert = workloads.extract(graph.fuse(encoder, TARGET.tvm()))
+    encoder, _ = catalogue.define("bert_base")
+    bert = extract_subgraphs(fusion.fuse(encoder, TARGET.tvm()))
     product = next(s for s in bert if s.core_operator == "matmul" and s.name.rstrip("0123456789").endswith("gelu"))
     return [("ResNet-50 conv 3x3", convolution), ("BERT-Base matmul + GELU", product)]
 
 
 def stock(subgraph: Subgraph, trials: int, folder: Path) -> tuple[int, float]:
     """Trials done and best latency in seconds."""
-    module = workloads.load(subgraph.workload)
+    module = load_workload(subgraph.workload)
     task = ms.TuneContext(
         mod=module,
         target=TARGET.tvm(),

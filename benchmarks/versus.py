@@ -1,55 +1,237 @@
-"""Compiled models, and ONNX Runtime and OpenVINO on the file that they came from, timed in turn.
+"""Compiled models beside ONNX Runtime, OpenVINO and torch.compile on the file that they came from.
 
-    python benchmarks/versus.py --libraries ours=FOLDER stock=FOLDER [--onnx FILE] [--turns 15] [--out FILE]
+    python benchmarks/versus.py --libraries ours=FOLDER [NAME=FOLDER ...] --onnx FILE [--pt2 FILE] [--turns 15]
+    python benchmarks/versus.py --table benchmarks/vendors
 
-A folder is a run's `compiled/`, or what `stock.py` left. All get the same inputs and threads; how far the outputs are
-from the first one's is told, too. OpenVINO takes part where it is installed. Nothing else may run on the machine.
+A folder is a run's `compiled/`, or what `stock.py` left (named `stock...`). Each side is a process; all others are
+stopped while one has its turn, and each turn has an order of its own. All get equal inputs and threads, and compute in
+float32 (`side.py` has the settings). Nothing else may run on the machine. The rows go to `benchmarks/vendors/`; a side
+that cannot run its model is a row that says why. `--table` makes the table from the rows alone. The exit status is 1 if
+a side's outputs are off by more than 1e-3 of the largest from ONNX Runtime's, or from the first side's without it.
 """
 
 import argparse
-import importlib.util
-import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-from lib import targets
-
-CPU = targets.cpu_target()
-os.environ["TVM_NUM_THREADS"] = str(CPU.threads)  # TVM's default is half the cores
-
+import intervals
+import numpy as np
 import pandas as pd
+import provenance
+import pyarrow as pa
+import pyarrow.parquet as pq
 import sides
+from intervals import Estimate, Statistic
 
-from lib.numerics import relative_error
+from lib.contracts.tables import written_whole
+from lib.machine import host
+from lib.tir.numerics import relative_error
+
+TOLERANCE = 1e-3
+_ORDER = ("library", "onnxruntime", "openvino", "torch", "stock")  # of columns
+VENDORS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.compile"}
+
+SCHEMA = pa.schema(
+    [
+        pa.field("model", pa.string(), False),
+        pa.field("side", pa.string(), False),
+        pa.field("kind", pa.string(), False),  # of side.py, or `stock`
+        pa.field("turn", pa.int64(), False),  # -1: the side could not begin
+        pa.field("latency_s", pa.float64()),  # median of the turn's inferences; null: see failure
+        pa.field("n_inferences", pa.int64(), False),
+        pa.field("max_error", pa.float64()),  # of the outputs, to `reference`, over its largest; null: no outputs
+        pa.field("reference", pa.string(), False),  # a side
+        pa.field("failure", pa.string(), False),  # empty: none
+        pa.field("threads", pa.int64(), False),
+        pa.field("cpu", pa.string(), False),
+        pa.field("revision", pa.string(), False),  # of the code that compiled the libraries
+        pa.field("date", pa.string(), False),
+        pa.field("version", pa.string(), False),  # of the side
+    ]
+)
+
+
+def measure(kinds: Mapping[str, tuple[str, Path]], threads: int, turns: int, seconds: float, seed: int) -> pd.DataFrame:
+    """Rows of one model, without what is equal in all of them.
+
+    Args:
+        kinds: For each side, by name, what it is and its file or folder. The first that is a `library` or `stock` has
+            the manifest that names the inputs.
+    """
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        first = next(path for kind, path in kinds.values() if kind in ("library", "stock"))
+        np.savez(work / "inputs.npz", *sides.inputs(first))
+        ready: dict[str, sides.Side] = {}
+        outputs: dict[str, list[np.ndarray]] = {}
+        for n, (name, (kind, path)) in enumerate(kinds.items()):
+            kind = "library" if kind == "stock" else kind
+            side = stack.enter_context(sides.Side(kind, path, work / "inputs.npz", work / f"{n}.npz", threads))
+            try:
+                outputs[name] = side.load()
+                ready[name] = side
+            except sides.SideFailed as error:
+                side.close()
+                rows.append(asdict(sides.Turn(name, -1, float("nan"), 0, str(error))) | {"version": ""})
+            print(f"{name}: {rows[-1]['failure'] if name not in ready else side.version}", flush=True)
+        reference = _reference(outputs, kinds)
+        errors = {name: _difference(found, outputs[reference]) for name, found in outputs.items()}
+        del outputs
+        for turn in sides.in_turn(ready, turns, seconds=seconds, seed=seed):
+            rows.append(asdict(turn) | {"version": ready[turn.side].version})
+    frame = pd.DataFrame(rows).rename(columns={"number": "turn"})
+    frame["kind"] = [kinds[name][0] for name in frame["side"]]
+    frame["max_error"] = [errors.get(name, float("nan")) for name in frame["side"]]
+    frame["reference"] = reference
+    return frame
+
+
+def _reference(outputs: Mapping[str, Any], kinds: Mapping[str, tuple[str, Path]]) -> str:
+    return next((name for name in outputs if kinds[name][0] == "onnxruntime"), next(iter(outputs), ""))
+
+
+def _difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """Largest difference of any output, over that output's largest value; infinite if they are not of equal shapes."""
+    if [value.shape for value in found] != [value.shape for value in expected]:
+        return float("inf")
+    return max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def wrong(rows: pd.DataFrame) -> list[str]:
+    """What to say of each side whose outputs are too far off."""
+    found = rows.loc[rows["max_error"] > TOLERANCE, ["model", "side", "max_error", "reference"]].drop_duplicates()
+    return [
+        f"{row['model']}: {row['side']} differs from {row['reference']} by {row['max_error']:.1e} of the largest "
+        f"output, more than {TOLERANCE:.0e}"
+        for row in found.to_dict("records")
+    ]
+
+
+def write(rows: pd.DataFrame, path: Path) -> None:
+    """Keep the rows of one model."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as partial:
+        pq.write_table(pa.Table.from_pandas(rows, SCHEMA, preserve_index=False), partial)
+
+
+def read(folder: Path) -> pd.DataFrame:
+    """The rows of all models in a folder."""
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
+        raise SystemExit(f"{folder} has no *.parquet; run this script with --libraries first.")
+    rows: pd.DataFrame = pa.concat_tables([pq.read_table(file, schema=SCHEMA) for file in files]).to_pandas()
+    return rows
+
+
+class Race:
+    """The turns of one model."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self.rows = rows
+        self.kinds: dict[str, str] = dict(zip(rows["side"], rows["kind"], strict=True))
+        timed = rows[rows["failure"] == ""]
+        latencies = timed.pivot_table(index="turn", columns="side", values="latency_s", dropna=False)
+        self.latencies = latencies.dropna(axis="columns")  # who did not finish all turns is not compared
+
+    def latency(self, side: str) -> Estimate | None:
+        """Seconds."""
+        if side not in self.latencies:
+            return None
+        return intervals.estimate(intervals.median_of(self.latencies[side]), len(self.latencies))
+
+    def ratio(self, side: str) -> tuple[Statistic, int] | None:
+        """The better of the vendors to a side of ours."""
+        vendors = [self.latencies[name] for name in self.latencies if self.kinds[str(name)] in VENDORS]
+        if side not in self.latencies or not vendors:
+            return None
+        return intervals.best_ratio_of(vendors, self.latencies[side]), len(self.latencies)
+
+
+def table(rows: pd.DataFrame) -> str:
+    """The rows of any number of models as markdown, the largest ratio first."""
+    races = {str(model): Race(part) for model, part in rows.groupby("model")}
+    kinds = dict(zip(rows["side"], rows["kind"], strict=True))
+    names = sorted(kinds, key=lambda name: (_ORDER.index(kinds[name]), name != "ours", name))
+    ours = [name for name in names if kinds[name] == "library"]
+    ratios = {(model, name): race.ratio(name) for model, race in races.items() for name in ours}
+    ranks = {model: _value(ratios[model, ours[0]]) if ours else 0.0 for model in races}
+    heads = [*(f"{name}, ms" for name in names), *(f"the better vendor / {name}" for name in ours)]
+    lines = [f"| model | {' | '.join(heads)} | error | revision | date |", "|---" * (len(heads) + 4) + "|"]
+    for model in sorted(races, key=lambda model: -ranks[model]):
+        race = races[model]
+        latencies = [race.latency(name) for name in names]
+        cells = [found.text(1e3) if found else "-" for found in latencies]
+        for name in ours:
+            ratio = ratios[model, name]
+            cells.append(intervals.estimate(*ratio).text() if ratio else "-")
+        told = (race.rows[column].iloc[0] for column in ("revision", "date"))
+        lines.append(f"| {model} | {' | '.join(cells)} | {race.rows['max_error'].max():.0e} | {' | '.join(told)} |")
+    means = []
+    for name in ours:
+        known = [ratio for (_, side), ratio in ratios.items() if side == name and ratio]
+        means.append(f"{intervals.geometric_mean(known).text()} (of {len(known)})" if known else "-")
+    lines.append(f"| geometric mean | {' | '.join(['', *[' '] * (len(names) - 1), *means])} | | | |")
+    return "\n".join([*lines, "", *_notes(rows)])
+
+
+def _value(ratio: tuple[Statistic, int] | None) -> float:
+    return intervals.estimate(*ratio).value if ratio else 0.0
+
+
+def _notes(rows: pd.DataFrame) -> list[str]:
+    """What holds for all rows, or what went wrong."""
+    setups = rows[["cpu", "threads"]].drop_duplicates().to_dict("records")
+    versions = rows.loc[rows["version"] != "", "version"].drop_duplicates()
+    turns = rows[rows["failure"] == ""].groupby(["model", "side"]).size()
+    counts = f"{turns.min()} to {turns.max()}" if len(turns) else "no"
+    notes = [f"{row['cpu']}, {row['threads']} threads; " for row in setups]
+    notes[-1] += f"{counts} turns; {', '.join(sorted(versions))}."
+    failures = rows.loc[rows["failure"] != "", ["model", "side", "failure"]].drop_duplicates().to_dict("records")
+    return notes + [f"- {row['model']}, {row['side']}: {row['failure']}" for row in failures]
 
 
 def main() -> None:
+    """Measure and keep, or print what was kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--libraries", nargs="+", required=True, metavar="NAME=FOLDER")
-    parser.add_argument("--onnx", type=Path)
+    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the table of the rows there, and end")
+    parser.add_argument("--libraries", nargs="+", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--onnx", type=Path, help="for ONNX Runtime and OpenVINO")
+    parser.add_argument("--pt2", type=Path, help="for torch.compile")
+    parser.add_argument("--name", help="of the model; default: the file's, or else the first folder's")
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--out", type=Path, help="keep each turn as Parquet")
+    parser.add_argument("--seconds", type=float, default=0.5, help="timed in a turn; at least one inference")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in each turn")
+    parser.add_argument("--revision", default="", help="of the code that compiled the libraries; default: this clone's")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "vendors", help="folder of the rows")
     options = parser.parse_args()
-    folders = {name: Path(folder) for name, _, folder in (word.partition("=") for word in options.libraries)}
-    arrays = sides.inputs(next(iter(folders.values())))
-    found = {name: sides.compiled(folder, arrays) for name, folder in folders.items()}
+    if options.table:
+        print(table(read(options.table)))
+        return
+    kinds: dict[str, tuple[str, Path]] = {}
+    for word in options.libraries:
+        name, _, folder = word.partition("=")
+        kinds[name] = ("stock" if name.startswith("stock") else "library", Path(folder))
+    if not kinds:
+        parser.error("--libraries or --table is needed")
     if options.onnx:
-        found["ONNX Runtime"] = sides.onnx_runtime(options.onnx, arrays, CPU.threads)
-        if importlib.util.find_spec("openvino"):
-            found["OpenVINO"] = sides.openvino(options.onnx, arrays, CPU.threads)
-    results = {name: sides.outputs(infer()) for name, infer in found.items()}
-    first = next(iter(results.values()))
-    latencies = sides.in_turn(found, options.turns)
-    base = next(iter(latencies.values()))
-    print("| | median, ms | lowest | highest | to the first, median of turns | difference of outputs |")
-    print("|---|---|---|---|---|---|")
-    for name, values in latencies.items():
-        error = max(relative_error(a, b) for a, b in zip(results[name], first, strict=True))
-        shown = " | ".join(f"{of(values) * 1e3:.3f}" for of in (median, min, max))
-        ratio = median(value / other for value, other in zip(values, base, strict=True))
-        print(f"| {name} | {shown} | {ratio:.3f} | {error:.0e} |")
-    if options.out:
-        pd.DataFrame(latencies).to_parquet(options.out)
+        kinds |= {VENDORS[kind]: (kind, options.onnx) for kind in ("onnxruntime", "openvino")}
+    if options.pt2:
+        kinds[VENDORS["torch"]] = ("torch", options.pt2)
+    name = options.name or (options.onnx or options.pt2 or next(iter(kinds.values()))[1]).stem
+    threads = host.physical_cores()
+    rows = measure(kinds, threads, options.turns, options.seconds, options.seed).assign(
+        model=name, **provenance.columns(threads, options.revision)
+    )
+    write(rows, options.out / f"{name}.parquet")
+    print(table(rows))
+    if complaints := wrong(rows):
+        sys.exit("\n".join(complaints))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""The nouns that stages share. Knows neither Luigi nor the stages.
+"""The library under the stages, in packages whose imports go one way; `[tool.importlinter]` holds the order.
 
-TVM is imported by `host`, `zoo`, `onnx_import`, `simplify`, `graph`, `structure`, `workloads`, `features`,
-`search`, `deploy` and `worker` only; everything else works from files and needs no compiler.
+From the bottom: `contracts` (files, tables, errors), `machine` (targets and their registers), `tir` (workloads, traces,
+lowering), `graph` (Relax modules); on these, side by side, `models` (importers), `search`, `tuning` (what is worth the
+next trials), `measure` and `deploy`; then `report`, and `options` and `scheduling` for the pipeline. `rpc_server` runs
+on devices as a single file. Nothing here may import `stages` or `pipeline`, and `scheduling` alone knows Luigi.
 """

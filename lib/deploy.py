@@ -4,39 +4,49 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import transform
+from tvm.s_tir import SBlock
 from tvm.target import Target
 
-from lib import backends, graph, search, workloads
+from lib.graph import fusion, inputs
+from lib.tir import lowering
+from lib.tir.analysis import walk
+from lib.tir.traces import apply
+from lib.tir.workload import as_workload
+
+_PACKS = "meta_schedule.layout_rewrite_preproc"  # of a block that TVM's RewriteLayout made
+_x = te.placeholder((1,), name="x")
+_STUB = te.create_prim_func([_x, te.compute((1,), lambda i: _x[i])])  # stands for functions that a pass must not see
 
 
 def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: Path, *, pack: bool) -> None:
     """Compile a fused module and export it.
 
     Args:
-        module: As `graph.fuse` returned it.
+        module: As `fusion.fuse` returned it.
         traces: JSON of the trace to apply, by function name; functions without one stay as TVM lowers them.
         pack: Split the packing of weights off into a function of its own, `main_transform_params`, which takes
             the weights and returns what `main` then takes in their place; done once, never at an inference.
         out: The library, which must end in `.so` and must not be loaded by this process.
     """
     module = schedule(module, traces)
-    lowering = backends.passes(target)
+    stages = lowering.passes(target)
     # Not MetaScheduleApplyDatabase's lookup nor compile_relax: both miss silently when an attribute differs.
-    passes = [transform.SplitLayoutRewritePreproc(), transform.LiftTransformParams()] if pack else []
     with target, tvm.transform.PassContext(opt_level=3):
-        module = tvm.transform.Sequential([*passes, transform.DeadCodeElimination()])(module)
+        if pack:
+            module = transform.LiftTransformParams()(_packing_split_off(module))
+        module = transform.DeadCodeElimination()(module)
         lower = tvm.transform.Sequential(
             [
-                *lowering.library_dispatch_passes(target),
+                *stages.library_dispatch_passes(target),
                 transform.LegalizeOps(),
-                *backends.default_schedules(target),
-                *lowering.dataflow_lower_passes(target),
-                *lowering.finalize_passes(target),
+                *lowering.default_schedules(target),
+                *stages.dataflow_lower_passes(target),
+                *stages.finalize_passes(target),
             ]
         )
-        pipeline = backends.pipeline(target)
+        pipeline = lowering.pipeline(lowering.standard(target.kind.name))
         relax.build(module, target, relax_pipeline=lower, tir_pipeline=pipeline).export_library(str(out))
 
 
@@ -50,21 +60,40 @@ def schedule(module: tvm.IRModule, traces: Mapping[str, str]) -> tvm.IRModule:
     changed = dict(module.functions_items())
     for name, trace in traces.items():
         gvar, function = functions[name]
-        scheduled = search.apply(workloads.as_workload(function), trace).mod["main"]
+        scheduled = apply(as_workload(function), trace).mod["main"]
         tuned = tirx.PrimFunc(scheduled.params, scheduled.body, scheduled.ret_type, attrs=function.attrs)
         changed[gvar] = tuned.with_attr("tirx.is_scheduled", True)
     return tvm.IRModule(changed, attrs=module.attrs)
 
 
+def _packing_split_off(module: tvm.IRModule) -> tvm.IRModule:
+    """TVM's SplitLayoutRewritePreproc, which sees no functions that pack nothing: it takes all apart, and fails where
+    one has no other block below its root (TVM 0.27; a cumulative sum, say, is one block with loops of its own)."""
+    functions = dict(module.functions_items())
+    plain = {str(gvar.name_hint): f for gvar, f in functions.items() if isinstance(f, tirx.PrimFunc) and not _packs(f)}
+    hidden = {gvar: _STUB if str(gvar.name_hint) in plain else f for gvar, f in functions.items()}
+    split = transform.SplitLayoutRewritePreproc()(tvm.IRModule(hidden, attrs=module.attrs))
+    shown = {gvar: plain.get(str(gvar.name_hint), f) for gvar, f in split.functions_items()}
+    return tvm.IRModule(shown, attrs=split.attrs)
+
+
+def _packs(function: tirx.PrimFunc) -> bool:
+    return any(_PACKS in block.annotations for block in walk(function.body, SBlock))
+
+
 def interface(module: tvm.IRModule) -> list[dict[str, object]]:
-    """The inputs of `main`: name, shape, dtype, and for token ids the exclusive upper bound (else 0)."""
-    bounds = graph.index_bounds(module)
+    """The inputs of `main`: name, shape, dtype, what the values stand for, and their bound; see `inputs.Values`.
+
+    `numerics.random_values` makes such values of shape, dtype and bound.
+    """
+    values = inputs.values(module)
     return [
         {
             "name": str(param.name),
             "shape": [int(extent) for extent in param.ty.shape.values],
             "dtype": str(param.ty.dtype),
-            "bound": bounds.get(str(param.name), 0),
+            "values": values[str(param.name)].kind,
+            "bound": values[str(param.name)].bound,
         }
-        for param in graph.inputs(module)
+        for param in fusion.inputs(module)
     ]

@@ -7,19 +7,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from lib import families, tables
-from lib.clock import Clock
-from lib.schemas import FAMILIES, SUBGRAPHS
-from lib.tables import Origin
-from lib.text import align
+from lib.contracts import tables
+from lib.contracts.clock import Clock
+from lib.contracts.schemas import FAMILIES, SUBGRAPHS
+from lib.contracts.tables import Provenance
+from lib.report.text import align
+from lib.tuning import families
+from lib.tuning.members import join
 
 
-def run(subgraphs: Path, algorithm: str, *, origin: Origin, out: Path) -> Path:
+def run(subgraphs: Path, algorithm: str, *, provenance: Provenance, out: Path) -> Path:
     """Group the subgraphs that can be tuned.
 
     Args:
         subgraphs: A SUBGRAPHS table.
-        algorithm: A name that `lib.families` knows.
+        algorithm: A name that `lib.tuning.families` knows.
         out: Where the FAMILIES table goes.
 
     Raises:
@@ -28,7 +30,7 @@ def run(subgraphs: Path, algorithm: str, *, origin: Origin, out: Path) -> Path:
     """
     clock = Clock()
     table = cluster(tables.read(subgraphs, SUBGRAPHS), algorithm)
-    return tables.write(table, out, FAMILIES, origin, clock=clock.read())
+    return tables.write(table, out, FAMILIES, provenance, clock=clock.read())
 
 
 def cluster(subgraphs: pa.Table, algorithm: str) -> pa.Table:
@@ -46,14 +48,12 @@ def describe(subgraphs: pa.Table, families: pa.Table) -> str:
         subgraphs: A SUBGRAPHS table. Those that are in no family come last, with the reason.
         families: The FAMILIES table made from it.
     """
-    family_of = dict(zip(families["subgraph_id"].to_pylist(), families["family_id"].to_pylist(), strict=True))
+    joined = join(subgraphs.drop_columns(["workload"]), families)
+    others = [row for row in joined if not row["family_id"]]
     members: dict[str, list[dict[str, Any]]] = {}
-    others = []
-    for row in subgraphs.drop_columns(["workload"]).to_pylist():
-        if row["subgraph_id"] in family_of:
-            members.setdefault(family_of[row["subgraph_id"]], []).append(row)
-        else:
-            others.append(row)
+    for row in joined:
+        if row["family_id"]:
+            members.setdefault(row["family_id"], []).append(row)
     total = _flop([*(row for rows in members.values() for row in rows), *others]) or 1.0
     lines = [("family", "subgraphs", "calls", "MFLOP a call", "share", "operators")]
     for family_id, rows in sorted(members.items(), key=lambda item: (-_flop(item[1]), item[0])):

@@ -3,47 +3,36 @@
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import backends, deploy, history, host, search, tables, targets
-from lib.clock import Clock
-from lib.errors import ConfigError, VerificationError
-from lib.history import History
-from lib.layout import CompiledFiles, ModelFiles, RoundFiles
-from lib.numerics import random_values, relative_error
-from lib.runner import Pool
-from lib.schemas import FAMILIES, RESULTS, SUBGRAPHS
-from lib.tables import Origin
-from lib.workers import WorkerDied, WorkerTimeout
+from lib import building, deploy
+from lib.contracts import digests, manifest, settings, tables
+from lib.contracts.clock import Clock
+from lib.contracts.errors import CompilationError
+from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles
+from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
+from lib.contracts.tables import Provenance
+from lib.graph import fusion
+from lib.machine import host, targets
+from lib.measure.onnx_peer import OnnxFile
+from lib.measure.protocol import BuildModel
+from lib.measure.runner import Pool
+from lib.tir.traces import EMPTY_TRACE
+from lib.tuning import history
+from lib.tuning.history import History
+from lib.tuning.members import join
+from lib.verification import Built, CompileConfig, Estimate, verify
 
 Say = Callable[[str], None]
 
-_TURN_S = 0.5  # for which a whole model is timed before the other one has its turn
 _HOPELESS = 10  # times as slow as the fastest candidate: an untuned program that is not timed again
-_OPERATIONS = 8  # that may take `timeout_s` each, before a device elsewhere ends the session
-
-
-@dataclass(frozen=True, slots=True)
-class CompileConfig:
-    """How winners are chosen and the whole model is checked."""
-
-    finalists: int = 4  # candidates of a subgraph that are measured again
-    repeats: int = 5  # turns of the finalists
-    tolerance: float = 1e-3  # largest difference to the untuned program, relative to its largest value
-    turns: int = 5  # of the whole models, tuned and untuned in alternation
-    once_above_s: float = 1.0  # an untuned inference that should take longer is not run, but estimated
-    timeout_s: float = 900.0  # of a check, and of a whole-model inference
-
-    def __post_init__(self) -> None:
-        if min(self.finalists, self.repeats, self.turns) < 1 or self.tolerance <= 0:
-            raise ConfigError(f"[compile] needs counts of at least 1 and a positive tolerance, but got {self}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +57,9 @@ def run(
     config: CompileConfig,
     pool: Pool,
     *,
-    origin: Origin,
+    provenance: Provenance,
     out: CompiledFiles,
+    onnx: OnnxFile | None = None,
     say: Say = lambda _text: None,
 ) -> Path:
     """Compile the model with the best schedules of a run.
@@ -79,83 +69,148 @@ def run(
         families: A FAMILIES table; `past`: the finished rounds.
         pool: Measures the finalists.
         out: Gets `model.so`, `params.npz`, `results.parquet` and, last, `manifest.json`.
+        onnx: The file that the model came from, if it is one: to be compared with.
         say: Told what is being done.
 
     Raises:
         VerificationError: The compiled model computes something else. What was compiled before stays.
+        CompilationError: It does not compile in the time and the memory that it may take.
         MissingInput, ContractError: An input is not there, or not what it should be.
     """
     clock = Clock()
-    subgraphs = tables.read(model.subgraphs, SUBGRAPHS).to_pylist()
-    family_of = dict(zip(*tables.read(families, FAMILIES).to_pydict().values(), strict=True))
+    subgraphs = join(tables.read(model.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES))
     so_far = history.load(past)
-    choices = []
     with clock.spent("finalists"):
-        for n, subgraph in enumerate(subgraphs, start=1):
-            say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
-            choices.append(choose(subgraph, family_of.get(subgraph["subgraph_id"], ""), so_far, config, pool))
-    traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
+        choices = _choose_all(subgraphs, so_far, config, pool, say)
     out.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.folder) as work:
+    with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
+        built = Built(Path(work), model)
+        interface = deploy.interface(tvm.ir.load_json(model.module.read_text()))
         with clock.spent("build"):
             say("compiling the model")
-            built = Built(Path(work), model)
-            interface = deploy.interface(built.module)
-            untuned_s = sum(s["weight"] * (c.untuned_s or 0.0) for s, c in zip(subgraphs, choices, strict=True))
-            estimate_s = untuned_s if untuned_s > config.once_above_s else None  # an untuned ViT takes minutes
-            deploy.build(built.module, traces, target.tvm(), built.tuned, pack=True)
-            if estimate_s is None:
-                deploy.build(built.reference, {}, target.tvm(), built.untuned, pack=False)
-            deploy.build(backends.reference(built.reference, target.tvm()), {}, target.tvm(), built.checked, pack=False)
+            untuned = estimate(subgraphs, choices)
+            _build(built, subgraphs, choices, target, config, runs_untuned=untuned.at_most(config.once_above_s))
         with clock.spent("verify"):
             say("checking the model and timing it beside the untuned one")
-            facts = verify(built, interface, estimate_s, config, pool)
+            facts = verify(built, interface, untuned, config, pool, onnx)
         if facts["shipped"] == "untuned":
-            if estimate_s is not None:
-                deploy.build(built.reference, {}, target.tvm(), built.untuned, pack=False)
+            if not built.untuned.exists():
+                _build_all([BuildModel(built.reference, built.untuned)], target, config)
             choices = [replace(c, candidate_id=None, note="the model as a whole was no faster") for c in choices]
         ship(built, str(facts["shipped"]), out)
     rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
-    tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, origin)
-    manifest = {
-        "inputs": origin.inputs,
-        "session": origin.session,
-        "clock": clock.read(),
+    tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, provenance)
+    made = {"session": provenance.session, "clock": clock.read()}
+    rounds = {"n_rounds": so_far.n_rounds, "n_trials": so_far.n_trials}
+    all_facts = {**made, **_how_to_run(out, interface, target), **rounds, **facts}
+    return manifest.write(out.manifest, provenance.inputs, all_facts, [out.library, out.params, out.results])
+
+
+def _choose_all(
+    subgraphs: Sequence[Mapping[str, Any]], so_far: History, config: CompileConfig, pool: Pool, say: Say
+) -> list[Choice]:
+    """What is shipped of each subgraph; several are compiled and checked side by side, and timed one at a time."""
+    choices = []
+    with ThreadPoolExecutor(pool.width) as executor:
+        try:
+            chosen = [executor.submit(choose, subgraph, so_far, config, pool) for subgraph in subgraphs]
+            for n, choice in enumerate(chosen, start=1):
+                say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
+                choices.append(choice.result())
+        finally:
+            executor.shutdown(cancel_futures=True)  # after an error the others are not waited for
+    return choices
+
+
+def estimate(subgraphs: Sequence[Mapping[str, Any]], choices: Sequence[Choice]) -> Estimate:
+    """Of an untuned inference.
+
+    Args:
+        subgraphs: Rows of SUBGRAPHS. One that is not tunable is a view, and takes no time.
+        choices: In the same order.
+    """
+    pairs = [(s["weight"], c.untuned_s) for s, c in zip(subgraphs, choices, strict=True) if s["tunable"]]
+    known = [weight * seconds for weight, seconds in pairs if seconds is not None]
+    return Estimate(float(sum(known)), len(known) == len(pairs))
+
+
+def _build(
+    built: Built,
+    subgraphs: Sequence[Mapping[str, Any]],
+    choices: Sequence[Choice],
+    target: targets.AnyTarget,
+    config: CompileConfig,
+    *,
+    runs_untuned: bool,
+) -> None:
+    """Compile the tuned model, the one to check it against, and the untuned one if that is to be run."""
+    traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
+    chosen = built.folder / "traces.json"
+    chosen.write_text(json.dumps(traces))
+    orders = [
+        BuildModel(built.module, built.tuned, chosen, pack=True),
+        BuildModel(built.reference, built.checked, in_plain_loops=True),
+    ]
+    if runs_untuned:  # an untuned ViT takes minutes
+        orders.append(BuildModel(built.reference, built.untuned))
+    _build_all(orders, target, config)
+
+
+def _build_all(orders: Sequence[BuildModel], target: targets.AnyTarget, config: CompileConfig) -> None:
+    """Raises: CompilationError: One that is shipped or checked could not be built within its limits."""
+    limits = {"memory_share": config.memory_share, "timeout_s": config.build_timeout_s}
+    failed = building.build_all(orders, target, **limits)
+    for library, reason in failed.items():
+        library.unlink(missing_ok=True)
+        if len(orders) == 1 or library.stem != "untuned":  # which is for comparison alone, else it is what is shipped
+            raise CompilationError(
+                f"The {library.stem} model could not be compiled: {reason}. Nothing was shipped; the measurements are "
+                "kept. [compile] build_timeout_s and memory_share limit the time and the memory of that."
+            )
+
+
+def _how_to_run(
+    out: CompiledFiles, interface: Sequence[Mapping[str, Any]], target: targets.AnyTarget
+) -> dict[str, Any]:
+    """What the manifest says to whoever runs the library."""
+    return {
         "library": out.library.name,
         "params": out.params.name,
-        "entry": "main",
+        "entry": fusion.ENTRY,
         "model_inputs": interface,
         "target": json.loads(target.text),
         "threads": target.threads,
         "versions": host.versions(),
         "host": host.hostname(),
         "device": host.cpu_name(),
-        "n_rounds": so_far.n_rounds,
-        "n_trials": so_far.n_trials,
-        **facts,
     }
-    with tables.written_whole(out.manifest) as partial:
-        partial.write_text(json.dumps(manifest, indent=2) + "\n")
-    return out.manifest
 
 
-def choose(subgraph: Mapping[str, Any], family_id: str, so_far: History, config: CompileConfig, pool: Pool) -> Choice:
+def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
+    """Digest of what a model is compiled from: the last round stands on all before it."""
+    return digests.of_text(settings.digest(settings.deciding(config)), tables.made_from((past[-1].training, TRAINING)))
+
+
+def choose(subgraph: Mapping[str, Any], so_far: History, config: CompileConfig, pool: Pool) -> Choice:
     """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run.
+
+    Args:
+        subgraph: A row of SUBGRAPHS with its family, as `members.join` has it.
 
     An untuned program that was ten times as slow as the best when it was measured is not timed again: a naive loop nest
     of a large convolution takes seconds a run, and its place is known.
     """
-    subgraph_id, workload = subgraph["subgraph_id"], subgraph["workload"]
+    subgraph_id, family_id, workload = (subgraph[key] for key in ("subgraph_id", "family_id", "workload"))
     untuned = Choice(subgraph_id, family_id, None, None, None, None, subgraph["note"])
     past = so_far.of(subgraph_id)
-    finalists = [p for p in past.fastest if p.trace != search.EMPTY_TRACE][: config.finalists]
+    finalists = [p for p in past.fastest if p.trace != EMPTY_TRACE][: config.finalists]
     if not subgraph["tunable"]:
         return untuned
     if not finalists:
         return replace(untuned, note="no candidate worked")
     traces = [program.trace for program in finalists]
     beaten = past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s
-    latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else search.EMPTY_TRACE)
+    latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else EMPTY_TRACE)
     base_s = past.untuned_s if beaten else median(base) if base else None
     ranked = sorted(
         (median(found), program.candidate_id, program.trace)
@@ -174,93 +229,6 @@ def choose(subgraph: Mapping[str, Any], family_id: str, so_far: History, config:
         return Choice(subgraph_id, family_id, candidate_id, base_s, latency_s, error, note, trace)
     note = f"{wrong} with wrong results" if wrong else "none was faster than the untuned one"
     return replace(untuned, untuned_s=base_s, tuned_s=base_s, note=note)
-
-
-class Built:
-    """What is built before one of it is shipped."""
-
-    def __init__(self, folder: Path, model: ModelFiles) -> None:
-        self.folder, self.weights = folder, model.weights
-        self.module = tvm.ir.load_json(model.module.read_text())
-        self.reference, self.reference_weights = self.module, model.weights
-        if model.reference.exists():  # convolutions are computed otherwise than the model has them
-            self.reference = tvm.ir.load_json(model.reference.read_text())
-            self.reference_weights = folder / "reference-weights.npz"
-            weights = {**np.load(model.weights), **np.load(model.kernels)}
-            np.savez(self.reference_weights, **weights)
-        self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
-        self.packed = folder / "packed.npz"
-
-    def library(self, name: str) -> tuple[Path, Path]:
-        """Library and parameters of the model `tuned`, `untuned`, or as it is `checked` against."""
-        if name == "tuned":
-            return self.tuned, self.packed
-        return (self.untuned if name == "untuned" else self.checked), self.reference_weights
-
-
-def verify(
-    built: Built, interface: Sequence[Mapping[str, Any]], estimate_s: float | None, config: CompileConfig, pool: Pool
-) -> dict[str, Any]:
-    """Run the model on a device of its own, tuned and in plain loops on equal inputs, compare the outputs, and time it
-    in turn with the untuned one.
-
-    Args:
-        estimate_s: What an untuned inference should take, from its subgraphs, if that is too long to run one.
-
-    Raises:
-        VerificationError: They differ by more than the tolerance, or one of them does not run.
-    """
-    inputs = built.folder / "inputs.npz"
-    np.savez(
-        inputs,
-        *[random_values(tuple(i["shape"]), i["dtype"], i["bound"], seed=n) for n, i in enumerate(interface)],
-    )
-    with pool.models(_OPERATIONS * config.timeout_s) as worker:
-
-        def ask(**request: Any) -> dict[str, Any]:
-            try:
-                reply = worker.ask(config.timeout_s, **request)
-            except (WorkerDied, WorkerTimeout) as error:
-                reply = {"error": str(error)}
-            if "error" in reply:
-                raise VerificationError(f"The compiled model does not run ({request['do']}): {reply['error']}")
-            return reply
-
-        ask(do="pack", library=str(built.tuned), weights=str(built.weights), out=str(built.packed))
-
-        def open_library(name: str) -> None:
-            library, params = built.library(name)
-            ask(do="open_library", name=name, library=str(library), params=str(params), inputs=str(inputs))
-
-        outputs = []
-        for name in ("tuned", "checked"):
-            out = built.folder / f"outputs-{name}.npz"
-            open_library(name)
-            ask(do="infer", name=name, out=str(out))
-            outputs.append(list(np.load(out).values()))
-        error = max(relative_error(a, b) for a, b in zip(*outputs, strict=True))
-        if not error <= config.tolerance:
-            raise VerificationError(
-                f"The tuned model's outputs differ from the untuned model's by {error:.1e} of their largest value; "
-                f"{config.tolerance:g} is allowed. Nothing was shipped; the measurements are kept."
-            )
-        timed = ["tuned"]
-        latencies: dict[str, list[float]] = {"tuned": [], "untuned": []}
-        if estimate_s is None:
-            open_library("untuned")
-            timed.append("untuned")
-        else:
-            latencies["untuned"].append(estimate_s)
-        for _ in range(config.turns):  # A B A B ...
-            for name in timed:
-                latencies[name].append(ask(do="time_library", name=name, seconds=_TURN_S)["latency_s"])
-    faster = median(latencies["tuned"]) < median(latencies["untuned"])
-    return {
-        "shipped": "tuned" if faster else "untuned",
-        "max_error": error,
-        "latencies_s": latencies,
-        "untuned_estimated": estimate_s is not None,
-    }
 
 
 def ship(built: Built, name: str, out: CompiledFiles) -> None:

@@ -1,41 +1,39 @@
 """Model in, distinct subgraphs out, with the fused module and the weights that compile needs."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import graph, onnx_import, reweight, tables, torch_import, widen, winograd, workloads, zoo
-from lib.clock import Clock
-from lib.errors import ConfigError, ModelError
-from lib.graph import Model
-from lib.layout import ModelFiles
-from lib.schemas import SUBGRAPHS
-from lib.source import Source, parse_shapes
-from lib.spaces import tiling
-from lib.tables import Origin
-from lib.targets import AnyTarget
+from lib.contracts import digests, settings, tables
+from lib.contracts.clock import Clock
+from lib.contracts.errors import ModelError
+from lib.contracts.files import ModelFiles
+from lib.contracts.schemas import SUBGRAPHS
+from lib.contracts.tables import Provenance
+from lib.graph import fusion
+from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
+from lib.graph.fusion import Model
+from lib.graph.subgraphs import Subgraph, extract_subgraphs
+from lib.machine.targets import AnyTarget
+from lib.models import onnx_import, torch_import
+from lib.models.source import Source, parse_shapes
+from lib.models.zoo import catalogue
 
-REVISION = 3  # raised when the same model comes out as other subgraphs than before
-
-
-@dataclass(frozen=True, slots=True)
-class ExtractConfig:
-    """How a model is turned into subgraphs."""
-
-    winograd: str = "auto"  # convolutions on CPUs, where it saves time; or `never`
-    widen: str = "auto"  # channels on CPUs, where they do not fill vectors; or `never`
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value not in ("auto", "never"):
-                raise ConfigError(f"[extract] {name} must be `auto` or `never`, but got {value!r}.")
+REVISION = 5  # raised when the same model comes out as other subgraphs than before
 
 
-def run(source: Source, target: AnyTarget, config: ExtractConfig, *, origin: Origin, out: ModelFiles) -> Path:
+def inputs(out: ModelFiles, target: AnyTarget, config: AlgorithmConfig) -> str:
+    """Digest of what subgraphs are made from; the name of a model's folder has that of its file and shapes."""
+    made_by = (version("apache-tvm"), settings.digest(config, REVISION))
+    return digests.of_text(out.folder.name, target.text, *made_by)
+
+
+def run(source: Source, target: AnyTarget, config: AlgorithmConfig, *, provenance: Provenance, out: ModelFiles) -> Path:
     """Import a model and cut it into subgraphs.
 
     Args:
@@ -47,30 +45,27 @@ def run(source: Source, target: AnyTarget, config: ExtractConfig, *, origin: Ori
         ModelError: The model is unknown, damaged or not supported. Nothing was written then.
     """
     clock = Clock()
-    loaded = load(source)
-    chosen = choose_algorithms(loaded, target, config)
-    module, subgraphs = partition(chosen, target)
+    try:
+        loaded = load(source)
+        chosen = choose_algorithms(loaded, target, config)
+        module, subgraphs = partition(chosen, target)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # What TVM's passes raise for models that nobody had tried.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise ModelError(
+            f"{source.model} is read, but its graph cannot be prepared for tuning: {reason}\n"
+            "Where from: the same with --log-level DEBUG"
+        ) from error
     files = [_write_module(module, out.module), _write_weights(chosen.weights, out.weights)]
     if chosen is not loaded:
         changed = {name: value for name, value in loaded.weights.items() if value is not chosen.weights[name]}
-        files.append(_write_module(graph.fuse(loaded.module, target.tvm()), out.reference))
+        files.append(_write_module(fusion.fuse(loaded.module, target.tvm()), out.reference))
         files.append(_write_weights(changed, out.kernels))
     else:
         out.reference.unlink(missing_ok=True)
         out.kernels.unlink(missing_ok=True)
     table = pa.Table.from_pylist([asdict(subgraph) for subgraph in subgraphs], schema=SUBGRAPHS)
-    return tables.write(table, out.subgraphs, SUBGRAPHS, origin, clock=clock.read(), files=files)
-
-
-def choose_algorithms(model: Model, target: AnyTarget, config: ExtractConfig) -> Model:
-    """Replace what can be computed with less work on this kind of target; the same model if there is nothing."""
-    if target.kind != "llvm":
-        return model
-    widened = widen.replacement(tiling.registers(target.tvm()).lanes)
-    ways = [(config.winograd, winograd.replacement), (config.widen, widened)]
-    choices = [way for wanted, way in ways if wanted == "auto"]
-    module, changed = reweight.rewrite(model.module, model.weights, choices)
-    return Model(module, {**model.weights, **changed}) if changed else model
+    return tables.write(table, out.subgraphs, SUBGRAPHS, provenance, clock=clock.read(), files=files)
 
 
 def _write_module(module: tvm.IRModule, path: Path) -> Path:
@@ -98,17 +93,17 @@ def load(source: Source) -> Model:
     if path.suffix == ".pt2":
         return torch_import.load(path)
     weights = Path(source.weights) if source.weights else None
-    return zoo.load(source.model, batch=source.batch or 1, sequence=source.sequence or None, weights=weights)
+    return catalogue.load(source.model, batch=source.batch_size or 1, sequence=source.sequence or None, weights=weights)
 
 
-def partition(model: Model, target: AnyTarget) -> tuple[tvm.IRModule, list[workloads.Subgraph]]:
+def partition(model: Model, target: AnyTarget) -> tuple[tvm.IRModule, list[Subgraph]]:
     """The fused module, and its distinct subgraphs, those with most FLOP per inference first.
 
     Raises:
         ModelError: Not one subgraph can be tuned.
     """
-    module = graph.fuse(model.module, target.tvm())
-    subgraphs = workloads.extract(module)
+    module = fusion.fuse(model.module, target.tvm())
+    subgraphs = extract_subgraphs(module)
     if not any(subgraph.tunable for subgraph in subgraphs):
         raise ModelError(f"None of the model's {len(subgraphs)} subgraphs can be tuned.")
     return module, subgraphs

@@ -1,25 +1,32 @@
 """Plans a round and makes its candidates: subgraphs, families and all that was measured in, candidates out."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import tvm
 from tvm.target import Target
 
-from lib import digests, history, search, tables, workloads
-from lib.clock import Clock
-from lib.cost_model import FamilyModel
-from lib.errors import TunerError
-from lib.history import History
-from lib.layout import RoundFiles
-from lib.planning import Member, PlanConfig, PlanRow, plan_round
-from lib.schemas import CANDIDATES, FAMILIES, N_FEATURES, PLAN, SUBGRAPHS, TRAINING
-from lib.search import Measured, Proposal, SearchConfig
-from lib.tables import Origin
-from lib.targets import AnyTarget
+from lib.contracts import digests, tables
+from lib.contracts.clock import Clock
+from lib.contracts.errors import ContractError, TunerError
+from lib.contracts.files import RoundFiles
+from lib.contracts.schemas import CANDIDATES, FAMILIES, N_FEATURES, PLAN, SUBGRAPHS, TRAINING
+from lib.contracts.tables import Provenance
+from lib.machine.targets import AnyTarget
+from lib.search import evolution
+from lib.search.evolution import Measured, Proposal, SearchConfig
+from lib.tir.workload import load_workload
+from lib.tuning import history
+from lib.tuning.cost_model import FamilyModel
+from lib.tuning.history import History
+from lib.tuning.members import members
+from lib.tuning.planning import PlanConfig, PlanRow, plan_round
 
+_log = logging.getLogger(__name__)
 _FORESEE_CHOICE = 3  # family members that are looked at before one of them gets a foresee round
 _FORESEE_LOOK = 16  # programs sampled of each for that look
 
@@ -37,7 +44,7 @@ def run(
     search_config: SearchConfig,
     *,
     seed: int,
-    origin: Origin,
+    provenance: Provenance,
     out: RoundFiles,
 ) -> Path:
     """Make the candidates of the round after `past`.
@@ -53,23 +60,21 @@ def run(
         MissingInput, ContractError: An input is not there, or not what it should be.
     """
     clock = Clock()
-    programs = {row["subgraph_id"]: row for row in tables.read(subgraphs, SUBGRAPHS).to_pylist()}
-    members = [
-        Member(row["subgraph_id"], row["family_id"], programs[row["subgraph_id"]]["weight"])
-        for row in tables.read(families, FAMILIES).to_pylist()
-    ]
+    described = tables.read(subgraphs, SUBGRAPHS)
     so_far = history.load(past)
-    rows = plan_round(so_far, members, plan_config)
+    rows = plan_round(so_far, members(described, tables.read(families, FAMILIES)), plan_config)
     if not rows:
         raise NothingToImprove("No subgraph is left that can improve.")
     models = _models(past)
-    texts = {subgraph_id: row["workload"] for subgraph_id, row in programs.items()}
+    texts = dict(described.select(["subgraph_id", "workload"]).to_pandas().to_numpy())
     with clock.spent("search"):
-        searcher = Searcher(texts, so_far, models, target.tvm(), search_config, search.digest_seed(seed, out.number))
+        searcher = Searcher(texts, so_far, models, target.tvm(), search_config, evolution.digest_seed(seed, out.number))
         rows = [searcher.choose(rows)] if rows[0].kind == "foresee" else rows
         proposals = [(row, proposal) for row in rows for proposal in searcher.propose(row)]
-    tables.write(pa.Table.from_pylist([asdict(row) for row in rows], schema=PLAN), out.plan, PLAN, origin)
-    return tables.write(candidates(proposals), out.candidates, CANDIDATES, origin, clock=clock.read(), files=[out.plan])
+    tables.write(pa.Table.from_pylist([asdict(row) for row in rows], schema=PLAN), out.plan, PLAN, provenance)
+    return tables.write(
+        candidates(proposals), out.candidates, CANDIDATES, provenance, clock=clock.read(), files=[out.plan]
+    )
 
 
 class Searcher:
@@ -88,22 +93,35 @@ class Searcher:
         self._target, self._config, self._seed = target, config, seed
 
     def propose(self, row: PlanRow) -> list[Proposal]:
-        """Candidates for one row of the plan, none of them ever measured; fewer if the space has no more."""
-        workload = workloads.load(self._texts[row.subgraph_id])
-        seed = search.digest_seed(self._seed, row.subgraph_id)
+        """Candidates for one row of the plan, none of them ever measured; fewer if the space has no more.
+
+        None if TVM cannot search the subgraph at all: it is compiled untuned then.
+        """
+        try:
+            return self._propose(row)
+        except (RuntimeError, ValueError, LookupError) as error:
+            reason = str(error).strip().rpartition("\n")[-1]
+            _log.warning("The subgraph %s cannot be searched and stays untuned: %s", row.subgraph_id, reason)
+            return []
+
+    def _propose(self, row: PlanRow) -> list[Proposal]:
+        workload = load_workload(self._texts[row.subgraph_id])
+        seed = evolution.digest_seed(self._seed, row.subgraph_id)
         past = self._history.of(row.subgraph_id)
         model = self._models.get(row.family_id)
         if row.kind == "warm-up":  # the untuned program comes last: the pool times it once if others are faster
-            last = search.untuned(workload, self._target)
-            sampled = search.sample(workload, self._target, row.num_trials - 1, known={last.program}, seed=seed)
-            return [*sampled, last]
+            last = evolution.untuned(workload, self._target)
+            return [*self._sample(workload, row.num_trials - 1, {last.program_hash}, seed), last]
         if model is None:
-            return search.sample(workload, self._target, row.num_trials, known=past.programs, seed=seed)
+            return self._sample(workload, row.num_trials, past.program_hashes, seed)
         parents = [Measured(program.trace, program.latency_s) for program in past.fastest]
-        return search.evolve(
-            workload, self._target, row.num_trials, model=model, parents=parents, known=past.programs, seed=seed,
+        return evolution.evolve(
+            workload, self._target, row.num_trials, model=model, parents=parents, known=past.program_hashes, seed=seed,
             config=self._config,
         )  # fmt: skip
+
+    def _sample(self, workload: tvm.IRModule, n: int, known: Collection[str], seed: int) -> list[Proposal]:
+        return evolution.sample(workload, self._target, n, known=known, seed=seed, spaces=self._config.offered)
 
     def choose(self, rows: Sequence[PlanRow]) -> PlanRow:
         """Foresee tuning: the family member for which the model, just updated, sees most to gain.
@@ -115,10 +133,9 @@ class Searcher:
             return rows[0]
         gains = []
         for row in rows[:_FORESEE_CHOICE]:
-            workload = workloads.load(self._texts[row.subgraph_id])
-            seed = search.digest_seed(self._seed, row.subgraph_id, "look")
-            known = self._history.of(row.subgraph_id).programs
-            found = search.sample(workload, self._target, _FORESEE_LOOK, known=known, seed=seed)
+            workload = load_workload(self._texts[row.subgraph_id])
+            seed = evolution.digest_seed(self._seed, row.subgraph_id, "look")
+            found = self._sample(workload, _FORESEE_LOOK, self._history.of(row.subgraph_id).program_hashes, seed)
             scores = model.predict([proposal.features for proposal in found])
             gains.append((row.promise or 0.0) * float(max(scores, default=0.0)))
         return rows[int(np.argmax(gains))]
@@ -136,7 +153,8 @@ def candidates(proposals: Sequence[tuple[PlanRow, Proposal]]) -> pa.Table:
         "subgraph_id": [row.subgraph_id for row, _ in proposals],
         "family_id": [row.family_id for row, _ in proposals],
         "origin": [proposal.origin for _, proposal in proposals],
-        "program": [proposal.program for _, proposal in proposals],
+        "space": [proposal.space for _, proposal in proposals],
+        "program_hash": [proposal.program_hash for _, proposal in proposals],
         "score": [proposal.score for _, proposal in proposals],
         "trace": [proposal.trace for _, proposal in proposals],
     }
@@ -149,5 +167,15 @@ def _models(past: Sequence[RoundFiles]) -> dict[str, FamilyModel]:
     """The latest model of each family that has one."""
     if not past:
         return {}
-    training = tables.read(past[-1].training, TRAINING).select(["family_id", "model"]).to_pylist()
-    return {row["family_id"]: FamilyModel.load(past[-1].run / row["model"]) for row in training if row["model"]}
+    training = tables.read(past[-1].training, TRAINING).select(["family_id", "model", "model_digest"]).to_pylist()
+    models = {}
+    for row in training:
+        if row["model"]:
+            path = past[-1].run / row["model"]
+            if path.exists() and digests.of_state(path) != row["model_digest"]:  # XGBoost crashes on damaged files
+                raise ContractError(
+                    f"{path} is damaged: expected the digest {row['model_digest']}, found {digests.of_state(path)}.\n"
+                    "Delete it and run `TuneModel` to have it trained again."
+                )
+            models[row["family_id"]] = FamilyModel.load(path)
+    return models

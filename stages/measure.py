@@ -6,23 +6,27 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from lib import digests, journal, tables
-from lib.clock import Clock
-from lib.layout import RoundFiles
-from lib.runner import Job, Measurement, Runner
-from lib.schemas import CANDIDATES, MEASUREMENTS, SUBGRAPHS
-from lib.tables import Origin
+from lib.contracts import digests, tables
+from lib.contracts.clock import Clock
+from lib.contracts.conditions import Conditions
+from lib.contracts.files import RoundFiles
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS
+from lib.contracts.tables import Provenance
+from lib.measure import journal
+from lib.measure.runner import Job, Measurement, Runner
 
 Watcher = Callable[[Measurement], None]
+Say = Callable[[str], object]
 
 
 def run(
     subgraphs: Path,
     runner: Runner,
     *,
-    origin: Origin,
+    provenance: Provenance,
     out: RoundFiles,
     watch: Watcher | None = None,
+    say: Say = lambda _text: None,
 ) -> Path:
     """Measure the candidates of one round.
 
@@ -32,6 +36,7 @@ def run(
         out: Has the CANDIDATES table, gets the MEASUREMENTS table. What is measured is in its journal at once,
             so a run that was interrupted goes on where it stood.
         watch: Told of each measurement, those of an interrupted run included.
+        say: Told why something that was measured before is measured again.
 
     Raises:
         DeviceError: Nothing is left to measure on; what was measured is kept.
@@ -41,7 +46,7 @@ def run(
     texts = tables.read(subgraphs, SUBGRAPHS).select(["subgraph_id", "workload"]).to_pylist()
     candidates = tables.read(out.candidates, CANDIDATES)
     jobs = jobs_of(candidates, {row["subgraph_id"]: row["workload"] for row in texts})
-    done = _known(out)
+    done = _known(jobs, runner.conditions, out, say)
     with journal.appending(out.journal) as book:
         for measurement in measure(jobs, done, runner):
             if measurement.candidate_id not in done:
@@ -51,14 +56,18 @@ def run(
                 watch(measurement)
     for kind, seconds in runner.clock.items():
         clock.add(kind, seconds)
-    order = {job.candidate_id: n for n, job in enumerate(jobs)}
-    if not done.keys() <= order.keys():
-        _set_aside(out)
-    rows = sorted((m for m in done.values() if m.candidate_id in order), key=lambda m: order[m.candidate_id])
-    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=MEASUREMENTS)
-    tables.write(table, out.measurements, MEASUREMENTS, origin, clock=clock.read())
+    table = _table([done[job.candidate_id] for job in jobs if job.candidate_id in done])
+    tables.write(table, out.measurements, MEASUREMENTS, provenance, clock=clock.read())
     out.journal.unlink(missing_ok=True)
     return out.measurements
+
+
+def describe(subgraphs: Path, files: RoundFiles) -> str:
+    """What a round measures, for people."""
+    plan = tables.read(files.plan, PLAN).to_pylist()
+    names = dict(tables.read(subgraphs, SUBGRAPHS).select(["subgraph_id", "name"]).to_pandas().to_numpy())
+    what = names[plan[0]["subgraph_id"]] if len(plan) == 1 else f"{len(plan)} subgraphs"
+    return f"measuring {what} ({plan[0]['kind']})"
 
 
 def jobs_of(candidates: pa.Table, texts: dict[str, str]) -> list[Job]:
@@ -73,16 +82,35 @@ def measure(jobs: Sequence[Job], done: dict[str, Measurement], runner: Runner) -
     yield from runner.run([job for job in jobs if job.candidate_id not in done])
 
 
-def _known(out: RoundFiles) -> dict[str, Measurement]:
-    """What was measured of this round before: by an interrupted run, or for candidates since made again."""
-    rows = journal.read(out.journal)
+def _known(jobs: Sequence[Job], conditions: Conditions, out: RoundFiles, say: Say) -> dict[str, Measurement]:
+    """What was measured of this round before, by an interrupted run or for candidates since made again.
+
+    What cannot be used, of other candidates or of other conditions, is kept in a table beside.
+    """
+    written = journal.read(out.journal)
+    if written.damaged:
+        say(f"{out.journal} has {written.damaged} damaged lines: their candidates are measured again")
+    rows = written.rows
     if out.measurements.exists():
-        rows += [Measurement(**row) for row in tables.read(out.measurements, MEASUREMENTS).to_pylist()]
-    return {row.candidate_id: row for row in rows}
+        rows += [Measurement.of(row) for row in tables.read(out.measurements, MEASUREMENTS).to_pylist()]
+    wanted = {job.candidate_id for job in jobs}
+    usable = {row.candidate_id: row for row in rows if row.candidate_id in wanted and row.conditions == conditions}
+    others = [row for row in rows if usable.get(row.candidate_id) != row]
+    if others:
+        _set_aside(others, out)
+    foreign = [row.conditions for row in others if row.conditions != conditions]
+    for each in dict.fromkeys(foreign):
+        say(f"{foreign.count(each)} candidates are measured again: before they were with "
+            f"{'; '.join(each.differences(conditions))}")  # fmt: skip
+    return usable
 
 
-def _set_aside(out: RoundFiles) -> None:
-    """Keep a table that is about to be replaced: its candidates are gone, its measurements are not."""
-    if out.measurements.exists():
-        name = f"measurements-{digests.of_file(out.measurements)[:8]}.parquet"
-        out.measurements.replace(out.measurements.with_name(name))
+def _set_aside(rows: Sequence[Measurement], out: RoundFiles) -> None:
+    """Keep what the table will not have; the same rows go into the same file."""
+    table = _table(rows)
+    name = f"measurements-{digests.of_text(*(f'{row.candidate_id} {row.measured_at}' for row in rows))[:8]}.parquet"
+    tables.write(table, out.measurements.with_name(name), MEASUREMENTS, Provenance())
+
+
+def _table(rows: Sequence[Measurement]) -> pa.Table:
+    return pa.Table.from_pylist([asdict(row) for row in rows], schema=MEASUREMENTS)

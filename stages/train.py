@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from lib import digests, history, tables
-from lib.clock import Clock
-from lib.cost_model import Accuracy, FamilyModel, TrainConfig, accuracy, labels, train
-from lib.history import RoundSamples
-from lib.layout import RoundFiles
-from lib.schemas import FAMILIES, TRAINING
-from lib.tables import Origin
+from lib.contracts import digests, tables
+from lib.contracts.clock import Clock
+from lib.contracts.conditions import Conditions, require_equal
+from lib.contracts.files import RoundFiles
+from lib.contracts.schemas import FAMILIES, TRAINING
+from lib.contracts.tables import Provenance
+from lib.tuning import history
+from lib.tuning.cost_model import Accuracy, FamilyModel, TrainConfig, accuracy, labels, train
+from lib.tuning.history import RoundSamples
 
 
 def run(
@@ -22,7 +24,7 @@ def run(
     config: TrainConfig,
     *,
     seed: int,
-    origin: Origin,
+    provenance: Provenance,
     out: RoundFiles,
 ) -> Path:
     """Train the models of the families that the last round measured; the others keep theirs.
@@ -40,6 +42,9 @@ def run(
     clock = Clock()
     family_ids = sorted(set(tables.read(families, FAMILIES)["family_id"].to_pylist()))
     rounds = [history.samples(files) for files in past]
+    shared: Conditions | None = None
+    for files, part in zip(past, rounds, strict=True):
+        shared = require_equal(part.conditions, shared, files.measurements)
     earlier = _earlier_models(past)
     rows, written = [], []
     for family_id in family_ids:
@@ -63,7 +68,7 @@ def run(
                        "model": str(path.relative_to(out.run)), "model_digest": digests.of_file(path)}  # fmt: skip
         rows.append({**row, **foretold})
     table = pa.Table.from_pylist(rows, schema=TRAINING)
-    return tables.write(table, out.training, TRAINING, origin, clock=clock.read(), files=written)
+    return tables.write(table, out.training, TRAINING, provenance, clock=clock.read(), files=written)
 
 
 @dataclass(frozen=True, slots=True)

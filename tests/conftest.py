@@ -1,14 +1,52 @@
-"""Fixtures shared by all tests: one target, one pool of workers."""
+"""Fixtures shared by all tests: one target, one pool of workers, locks of their own."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from lib import targets
-from lib.runner import MeasureConfig
-from lib.workers import LocalPool
+from lib.machine import targets
+from lib.measure import launcher
+from lib.measure.local_pool import LocalPool
+from lib.measure.runner import MeasureConfig
+from tests.helpers import ROOT
 
 QUICK = MeasureConfig(repeats=2, min_repeat_s=0.001, build_timeout_s=10, run_timeout_s=2, builds_ahead=8)
+
+
+# Files below tests/ that are left out unless `-m acceptance` asks for them; names may be cut short.
+_BY_THE_MINUTE = (
+    "benchmarks/test_duel", "benchmarks/test_equal", "benchmarks/test_sides", "benchmarks/test_stock",
+    "benchmarks/test_versus", "lib/measure/test_device_pool", "lib/models/test_onnx_backend", "lib/models/test_torch_",
+    "test_against_onnxruntime", "test_pipeline_devices", "test_wall",
+)  # fmt: skip
+_ORDER = {"tests": 0, "tests/stages": 1}  # of folders; the others follow
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes minutes; and whole runs come first, so that no file is left for one worker at the end."""
+    for item in items:
+        if str(item.path.relative_to(ROOT / "tests")).startswith(_BY_THE_MINUTE):
+            item.add_marker("acceptance")
+    items.sort(key=lambda item: _ORDER.get(str(item.path.parent.relative_to(ROOT)), 2))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def locks_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes of tests (pytest-xdist has several) wait neither for each other nor for a tuning beside them: no test
+    asserts a latency."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNER_LOCKS", os.fspath(tmp_path_factory.mktemp("locks")))
+        yield
+
+
+@pytest.fixture
+def fresh_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The next worker process is forked from another one than those before, started as things are then."""
+    monkeypatch.setattr(launcher, "_running", [])
+    yield
+    while launcher._running:
+        launcher._running.pop().bury()
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,12 @@ So two runs of one command can be compared row by row, whatever interrupted them
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 from luigi.cmdline import luigi_run
 
-import pipeline
-from lib.runner import Job, Measurement
-from lib.workers import LocalPool
+from lib.measure import factory
+from lib.measure.local_pool import LocalPool
+from lib.measure.runner import Job, Measurement
 
 
 class Deterministic(LocalPool):
@@ -23,13 +21,6 @@ class Deterministic(LocalPool):
             yield replace(measurement, latencies=[told]) if measurement.status == "ok" else measurement
 
 
-@cache
-def make_runner(_where: Any, target: Any, config: Any) -> LocalPool:
-    pool = Deterministic(target, config)
-    pipeline.atexit.register(pool.close)
-    return pool
-
-
 if __name__ == "__main__":
-    pipeline.make_runner = make_runner
+    factory.open_runner = lambda _where, target, config: Deterministic(target, config)
     luigi_run(["--module", "pipeline", *sys.argv[1:]])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from lib.tracker import Tracker
+from lib.measure.tracker import Tracker
 
 ROOT = Path(__file__).parent.parent
 KEY = "test"

@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import tvm
+from onnx import TensorProto, helper, numpy_helper
 from tvm import te
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.script import tirx as T
 
-from lib import backends, search, workloads
-from lib.runner import Job
-from lib.search import EMPTY_TRACE
+from lib.contracts.conditions import Conditions
+from lib.measure.runner import Job
+from lib.tir import lowering, traces
+from lib.tir.traces import EMPTY_TRACE
+from lib.tir.workload import as_workload, workload_id
 
 ROOT = Path(__file__).parent.parent
+SMALL = ROOT / "tests" / "data" / "small.onnx"
 
 # Settings that make a whole run take seconds; what they leave out is covered by the tests of each stage.
 QUICK = """
@@ -32,12 +37,17 @@ generations = 1
 min_repeat_s = 0.001
 device_patience_s = 5
 [train]
-min_samples = 4
+min_samples = 3
+num_boost_round = 5
 [compile]
-finalists = 2
-repeats = 2
-turns = 2
+finalists = 1
+repeats = 1
+turns = 1
 """
+
+
+# What made-up measurements were measured under.
+CONDITIONS = Conditions('{"kind": "llvm"}', 2, "cold", "plain r0", 1, "a CPU", "apache-tvm 0")
 
 
 def matmul(n: int = 16, m: int = 32, k: int = 64) -> tvm.IRModule:
@@ -45,20 +55,26 @@ def matmul(n: int = 16, m: int = 32, k: int = 64) -> tvm.IRModule:
     x, w = te.placeholder((n, k), name="x"), te.placeholder((k, m), name="w")
     axis = te.reduce_axis((0, k), "axis")
     product = te.compute((n, m), lambda i, j: te.sum(x[i, axis] * w[axis, j], axis=axis), name="product")
-    return workloads.as_workload(te.create_prim_func([x, w, product]))
+    return as_workload(te.create_prim_func([x, w, product]))
 
 
 def gather(rows: int = 50, width: int = 8, n: int = 6) -> tvm.IRModule:
     """table[ids] with int32 ids: a wild id reads out of bounds."""
     table, ids = te.placeholder((rows, width), name="table"), te.placeholder((n,), "int32", name="ids")
     found = te.compute((n, width), lambda i, j: table[ids[i], j], name="found")
-    return workloads.as_workload(te.create_prim_func([table, ids, found]))
+    return as_workload(te.create_prim_func([table, ids, found]))
 
 
 def power(n: int = 64) -> tvm.IRModule:
     """x ** y in double precision, for which compilers call the C library."""
     x, y = (te.placeholder((n,), "float64", name=name) for name in "xy")
-    return workloads.as_workload(te.create_prim_func([x, y, te.compute((n,), lambda i: te.power(x[i], y[i]))]))
+    return as_workload(te.create_prim_func([x, y, te.compute((n,), lambda i: te.power(x[i], y[i]))]))
+
+
+def reads(n: int) -> tvm.IRModule:
+    """Twice x[n], in float32: n decides how much memory it needs."""
+    x = te.placeholder((n,), name="x")
+    return as_workload(te.create_prim_func([x, te.compute((n,), lambda i: x[i] * 2.0)]))
 
 
 @T.prim_func(s_tir=True)
@@ -93,21 +109,21 @@ def _needs_too_much(a: T.Buffer((1 << 50,), "float32")) -> None:
         a[0] = T.float32(0)
 
 
-SEGFAULTS = workloads.as_workload(_segfaults)
-LOOPS_FOR_EVER = workloads.as_workload(_loops_for_ever)
-DOES_NOT_COMPILE = workloads.as_workload(_does_not_compile)
-TAKES_LONG_TO_COMPILE = workloads.as_workload(_takes_long_to_compile)
-NEEDS_TOO_MUCH = workloads.as_workload(_needs_too_much)
+SEGFAULTS = as_workload(_segfaults)
+LOOPS_FOR_EVER = as_workload(_loops_for_ever)
+DOES_NOT_COMPILE = as_workload(_does_not_compile)
+TAKES_LONG_TO_COMPILE = as_workload(_takes_long_to_compile)
+NEEDS_TOO_MUCH = as_workload(_needs_too_much)
 
 
 def job(name: str, workload: tvm.IRModule, trace: str = EMPTY_TRACE) -> Job:
     """A candidate; jobs with the same workload name must have the same workload."""
-    return Job(name, workloads.workload_id(workload), tvm.ir.save_json(workload), trace)
+    return Job(name, workload_id(workload), tvm.ir.save_json(workload), trace)
 
 
 def packed(workload: tvm.IRModule, trace: str, target: tvm.target.Target) -> tvm.IRModule:
     """A program as candidates are built: the weights count as packed."""
-    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(search.program(workload, trace, target))
+    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(traces.program(workload, trace, target))
 
 
 def run_on(
@@ -115,8 +131,35 @@ def run_on(
 ) -> np.ndarray:
     """Compile a workload or a scheduled module and run it in this process."""
     arguments = [tvm.runtime.tensor(array) for array in (*inputs, out)]
-    backends.build(workload, target)["main"](*arguments)
+    lowering.build(workload, target)["main"](*arguments)
     return np.asarray(arguments[-1].numpy())
+
+
+def small_network(path: Path, seed: int = 0) -> Path:
+    """An ONNX file of few kernels, a convolution, a product, a softmax: for tests that start the command many times.
+
+    `SMALL` is such a file.
+    """
+    rng = np.random.default_rng(seed)
+    weights = {"k": (16, 8, 3, 3), "w": (256, 10), "b": (10,)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
+            helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("Flatten", ["r"], ["f"]),
+            helper.make_node("Gemm", ["f", "w", "b"], ["g"]),
+            helper.make_node("Softmax", ["g"], ["y"], axis=1),
+        ],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 10])],
+        [
+            numpy_helper.from_array((0.1 * rng.normal(size=shape)).astype(np.float32), name)
+            for name, shape in weights.items()
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
 
 
 def luigi_command(*arguments: str) -> list[str]:
@@ -124,20 +167,26 @@ def luigi_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "luigi", "--module", "pipeline", *arguments]
 
 
-def luigi(tmp_path: Path, *arguments: str, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
-    """Type a luigi command in the repository's root, with quick settings and artifacts below `tmp_path`."""
+def luigi(
+    tmp_path: Path, *arguments: str, timeout_s: float = 300, measure: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """Type a luigi command in the repository's root, with quick settings and artifacts below `tmp_path`.
+
+    Args:
+        measure: A line more for the section `[measure]` of the configuration.
+    """
     return subprocess.run(
         luigi_command(*arguments),
         cwd=ROOT,
-        env=environment(tmp_path),
+        env=environment(tmp_path, measure),
         text=True,
         capture_output=True,
         timeout=timeout_s,
     )
 
 
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path: Path, measure: str = "") -> dict[str, str]:
     """Environment of such a command."""
     config = tmp_path / "quick.cfg"
-    config.write_text(QUICK.format(artifacts=tmp_path / "artifacts"))
+    config.write_text(QUICK.format(artifacts=tmp_path / "artifacts").replace("[measure]\n", f"[measure]\n{measure}\n"))
     return {**os.environ, "LUIGI_CONFIG_PATH": str(config), "PYTHONPATH": str(ROOT)}

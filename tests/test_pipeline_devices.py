@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from lib import host, tables
-from lib.layout import RunFiles
-from lib.schemas import CANDIDATES, MEASUREMENTS
+from lib.contracts import tables
+from lib.contracts.files import RunFiles
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS
+from lib.machine import host
 from tests.farm import Farm, kill, until
-from tests.helpers import ROOT, environment, luigi, luigi_command
+from tests.helpers import ROOT, SMALL, environment, luigi, luigi_command, small_network
 
-TUNE = ("TuneModel", "--model", "tiny_cnn", "--trials", "40", "--threads", "1")
+TUNE = ("TuneModel", "--model", str(SMALL), "--trials", "14", "--threads", "1")
 
 
 def run_of(tmp_path: Path) -> RunFiles:
-    [folder] = (tmp_path / "artifacts").glob("*/tiny_cnn/runs/*")
+    [folder] = (tmp_path / "artifacts").glob("*/small-*/runs/*")
     return RunFiles(folder)
 
 
@@ -43,7 +44,7 @@ def test_a_model_is_tuned_compiled_and_verified_over_rpc(tuned_over_rpc):
     assert "speed-up" in done.stdout
     assert {row["status"] for row in rows(run, 0)} == {"ok"}
     assert {row["device"].rpartition(":")[0] for row in rows(run, 0)} == {"test at 127.0.0.1"}
-    assert manifest["n_trials"] >= 40
+    assert manifest["n_trials"] >= 14
     assert manifest["max_error"] < 1e-4
     assert set(manifest["latencies_s"]) == {"tuned", "untuned"}
 
@@ -119,7 +120,7 @@ def test_a_run_that_loses_all_devices_stops_and_the_same_command_continues(tmp_p
     kill(farm.servers[0])
     _, told = process.communicate(timeout=100)
     [journal] = journals(tmp_path)
-    before = [json.loads(line) for line in journal.read_text().splitlines()]
+    before = [json.loads(line)["row"] for line in journal.read_text().splitlines()]
 
     farm.start_server()
     done = luigi(tmp_path, *TUNE, "--devices", farm.address)
@@ -183,7 +184,7 @@ def test_workers_of_a_central_scheduler_share_one_store(tmp_path, luigid):
     surroundings = environment(tmp_path)
     with Path(surroundings["LUIGI_CONFIG_PATH"]).open("a") as config:
         config.write(f"[core]\nlocal_scheduler = false\ndefault_scheduler_port = {luigid}\n")
-    other = [*TUNE[:2], "tiny_transformer", *TUNE[3:]]
+    other = [*TUNE[:2], str(small_network(tmp_path / "other.onnx", seed=1)), *TUNE[3:]]
     processes = [
         subprocess.Popen(
             luigi_command(*command), cwd=ROOT, env=surroundings, text=True, stdout=subprocess.PIPE,
@@ -194,13 +195,13 @@ def test_workers_of_a_central_scheduler_share_one_store(tmp_path, luigid):
     told = [process.communicate(timeout=400) for process in processes]
 
     assert [process.returncode for process in processes] == [0, 0, 0], told
-    cnn, transformer = (Past(tmp_path / "artifacts", model) for model in ("tiny_cnn", "tiny_transformer"))
-    assert cnn.max_error < 1e-4
-    assert transformer.max_error < 1e-4
-    assert len(set(cnn.candidates)) == len(cnn.candidates)
-    assert not overlaps(cnn.timings, transformer.timings)  # one candidate at a time,
-    assert not overlaps(cnn.timings, transformer.searches)  # with nobody searching meanwhile
-    assert not overlaps(cnn.searches, transformer.timings)
+    one, another = (Past(tmp_path / "artifacts", model) for model in ("small-*", "other-*"))
+    assert one.max_error < 1e-4
+    assert another.max_error < 1e-4
+    assert len(set(one.candidates)) == len(one.candidates)
+    assert not overlaps(one.timings, another.timings)  # one candidate at a time,
+    assert not overlaps(one.timings, another.searches)  # with nobody searching meanwhile
+    assert not overlaps(one.searches, another.timings)
 
 
 class Past:

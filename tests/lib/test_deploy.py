@@ -1,20 +1,30 @@
 import numpy as np
 import pytest
+import tvm
+from tvm import relax
 
-from lib import deploy, graph, search, workloads, zoo
-from lib.numerics import random_values, relative_error
-from lib.workers import Worker
+from lib import deploy
+from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
+from lib.measure.model_session import WorkerSession
+from lib.measure.process import Worker
+from lib.models.zoo import catalogue
+from lib.search import evolution
+from lib.tir import traces
+from lib.tir.numerics import random_values, relative_error
+from lib.tir.workload import load_workload
 
 
 @pytest.mark.parametrize("name", ["tiny_cnn", "tiny_transformer"])
 def test_a_scheduled_and_packed_library_computes_what_the_untuned_one_does(cpu, tmp_path, name):
-    model = zoo.load(name)
-    module = graph.fuse(model.module, cpu.tvm())
+    model = catalogue.load(name)
+    module = fusion.fuse(model.module, cpu.tvm())
     traces = {}
-    for subgraph in workloads.extract(module):
+    for subgraph in extract_subgraphs(module):
         if subgraph.tunable:
-            found = search.sample(workloads.load(subgraph.workload), cpu.tvm(), 1, known=set(), seed=3)
+            found = evolution.sample(load_workload(subgraph.workload), cpu.tvm(), 1, known=set(), seed=3)
             traces |= {function: found[0].trace for function in subgraph.functions if found}
+    assert traces
     deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", pack=True)
     deploy.build(module, {}, cpu.tvm(), tmp_path / "untuned.so", pack=False)
     np.savez(tmp_path / "weights.npz", **model.weights)
@@ -24,35 +34,54 @@ def test_a_scheduled_and_packed_library_computes_what_the_untuned_one_does(cpu, 
     worker = Worker(cpu)
     try:
         worker.wait_until_ready()
-        files = {key: str(tmp_path / f"{key}.npz") for key in ("weights", "packed", "inputs")}
-        replies = [
-            worker.ask(60, do="pack", library=str(tmp_path / "tuned.so"), weights=files["weights"], out=files["packed"])
-        ]
-        for kind, params in (("tuned", "packed"), ("untuned", "weights")):
-            library = str(tmp_path / f"{kind}.so")
-            replies.append(
-                worker.ask(
-                    60, do="open_library", name=kind, library=library, params=files[params], inputs=files["inputs"]
-                )
-            )
-            replies.append(worker.ask(60, do="infer", name=kind, out=str(tmp_path / f"out-{kind}.npz")))
+        session = WorkerSession(worker, timeout_s=60)
+        session.pack_weights(tmp_path / "tuned.so", tmp_path / "weights.npz", tmp_path / "packed.npz")
+        for kind, params in (("tuned", "packed.npz"), ("untuned", "weights.npz")):
+            session.open_library(kind, tmp_path / f"{kind}.so", tmp_path / params, tmp_path / "inputs.npz")
+            session.infer(kind, tmp_path / f"out-{kind}.npz")
     finally:
         worker.kill()
 
-    assert [reply.get("error") for reply in replies] == [None] * 5
     tuned, untuned = (np.load(tmp_path / f"out-{kind}.npz")["arr_0"] for kind in ("tuned", "untuned"))
     assert relative_error(tuned, untuned) < 1e-5
     assert np.abs(untuned).max() > 0.1
 
 
 def test_the_interface_names_inputs_and_bounds_token_ids(cpu):
-    module = graph.fuse(zoo.load("tiny_transformer").module, cpu.tvm())
+    module = fusion.fuse(catalogue.load("tiny_transformer").module, cpu.tvm())
 
-    assert deploy.interface(module) == [{"name": "x", "shape": [1, 16], "dtype": "int32", "bound": 100}]
+    assert deploy.interface(module) == [
+        {"name": "x", "shape": [1, 16], "dtype": "int32", "values": "ids", "bound": 100}
+    ]
 
 
 def test_a_trace_for_a_function_that_is_not_there_is_an_error(cpu):
-    module = graph.fuse(zoo.load("tiny_cnn").module, cpu.tvm())
+    module = fusion.fuse(catalogue.load("tiny_cnn").module, cpu.tvm())
 
     with pytest.raises(KeyError, match="no_such_function"):
-        deploy.schedule(module, {"no_such_function": search.EMPTY_TRACE})
+        deploy.schedule(module, {"no_such_function": traces.EMPTY_TRACE})
+
+
+def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", (16, 64)), ("w", (64, 32))))
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            product = builder.emit(relax.op.matmul(x, w))
+            output = builder.emit_output(relax.op.cumsum(product, axis=0))
+        builder.emit_func_output(output)
+    module = fusion.fuse(builder.get(), cpu.tvm())
+    traces = {}
+    for subgraph in extract_subgraphs(module):
+        found = evolution.sample(load_workload(subgraph.workload), cpu.tvm(), 4, known=set(), seed=0)
+        packing = [one.trace for one in found if "RewriteLayout" in one.trace or "layout" in one.trace]
+        traces |= {name: (packing or [one.trace for one in found])[0] for name in subgraph.functions if found}
+    assert len(traces) == 2
+
+    deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", pack=True)
+
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "tuned.so")), tvm.cpu())
+    values = [random_values((16, 64), "float32", 0, seed=0), random_values((64, 32), "float32", 0, seed=1)]
+    [packed] = machine["main_transform_params"]([tvm.runtime.tensor(values[1])])
+    result = machine["main"](tvm.runtime.tensor(values[0]), packed).numpy()
+    assert relative_error(result, np.cumsum(values[0] @ values[1], axis=0)) < 1e-5

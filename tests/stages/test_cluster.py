@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib import tables
-from lib.errors import ConfigError
-from lib.families import ALGORITHMS
-from lib.schemas import FAMILIES, SUBGRAPHS
-from lib.source import Source
+from lib.contracts import tables
+from lib.contracts.errors import ConfigError
+from lib.contracts.schemas import FAMILIES, SUBGRAPHS
+from lib.models.source import Source
+from lib.tuning.families import ALGORITHMS
 from stages import cluster, extract
-from tests.stages.conftest import ORIGIN
+from tests.stages.conftest import PROVENANCE
 
 
 def test_every_tunable_subgraph_has_the_family_of_its_core_operator(started):
@@ -26,7 +26,7 @@ def test_every_tunable_subgraph_has_the_family_of_its_core_operator(started):
 
 def test_an_unknown_algorithm_writes_nothing(started, tmp_path):
     with pytest.raises(ConfigError, match="--families must be one of"):
-        cluster.run(started.model.subgraphs, "by-name", origin=ORIGIN, out=tmp_path / "f.parquet")
+        cluster.run(started.model.subgraphs, "by-name", provenance=PROVENANCE, out=tmp_path / "f.parquet")
 
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,5 @@
 import json
+import shutil
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,26 +10,30 @@ import pytest
 import tvm
 from tvm import relax
 
-from lib import history, search, tables
-from lib.errors import VerificationError
-from lib.layout import CompiledFiles, ModelFiles, RunFiles
-from lib.numerics import random_values, relative_error
-from lib.schemas import RESULTS, SUBGRAPHS
-from lib.source import Source
+from lib.contracts import tables
+from lib.contracts.errors import VerificationError
+from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
+from lib.contracts.schemas import RESULTS, SUBGRAPHS
+from lib.graph.algorithms import AlgorithmConfig
+from lib.models.source import Source
+from lib.tir import traces
+from lib.tir.numerics import random_values, relative_error
+from lib.tuning import history
 from stages import cluster, compile, extract, generate, measure, train
 from stages.compile import CompileConfig
-from stages.extract import ExtractConfig
-from tests.lib.test_onnx_import import block
-from tests.stages.conftest import ORIGIN, PLAN, SEARCH, TRAIN
+from tests.lib.models.test_onnx_import import block
+from tests.stages.conftest import PLAN, PROVENANCE, SEARCH, TRAIN
 from tests.stages.test_extract import wide
 
-QUICK = CompileConfig(finalists=2, repeats=2, turns=2, timeout_s=60)
+QUICK = CompileConfig(finalists=1, repeats=1, turns=2, timeout_s=60)
 
 
 @pytest.fixture(scope="module")
 def compiled(started, cpu, pool, tmp_path_factory):
     out = CompiledFiles(tmp_path_factory.mktemp("compiled"))
-    compile.run(started.model, started.families, started.run.rounds(1), cpu, QUICK, pool, origin=ORIGIN, out=out)
+    compile.run(
+        started.model, started.families, started.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE, out=out
+    )
     return out
 
 
@@ -57,7 +62,9 @@ def test_the_manifest_says_what_was_verified_and_how_fast_it_is(compiled, cpu):
 
     assert manifest["max_error"] <= QUICK.tolerance
     assert manifest["threads"] == cpu.threads
-    assert manifest["model_inputs"] == [{"name": "x", "shape": [1, 32, 32, 3], "dtype": "float32", "bound": 0}]
+    assert manifest["model_inputs"] == [
+        {"name": "x", "shape": [1, 32, 32, 3], "dtype": "float32", "values": "real", "bound": 0}
+    ]
     assert [len(manifest["latencies_s"][name]) for name in ("tuned", "untuned")] == [QUICK.turns] * 2
 
 
@@ -65,7 +72,9 @@ def test_a_slow_untuned_model_is_not_run(started, cpu, pool, tmp_path):
     out = CompiledFiles(tmp_path / "compiled")
     config = replace(QUICK, once_above_s=0.0)
 
-    compile.run(started.model, started.families, started.run.rounds(1), cpu, config, pool, origin=ORIGIN, out=out)
+    compile.run(
+        started.model, started.families, started.run.rounds(1), cpu, config, pool, provenance=PROVENANCE, out=out
+    )
 
     manifest, rows = json.loads(out.manifest.read_text()), tables.read(out.results, RESULTS).to_pylist()
     weights = tables.read(started.model.subgraphs, SUBGRAPHS)["weight"].to_pylist()
@@ -93,18 +102,18 @@ class Tuned:
 def tuned(path, folder, cpu, pool):
     model = ModelFiles(folder)
     families, run = model.families("single"), model.run("run")
-    extract.run(Source(str(path)), cpu, ExtractConfig(), origin=ORIGIN, out=model)
-    cluster.run(model.subgraphs, "single", origin=ORIGIN, out=families)
+    extract.run(Source(str(path)), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=model)
+    cluster.run(model.subgraphs, "single", provenance=PROVENANCE, out=families)
     first = run.round(0)
-    generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, origin=ORIGIN, out=first)
-    measure.run(model.subgraphs, pool, origin=ORIGIN, out=first)
-    train.run(families, [first], TRAIN, seed=0, origin=ORIGIN, out=first)
+    generate.run(model.subgraphs, families, [], cpu, PLAN, SEARCH, seed=0, provenance=PROVENANCE, out=first)
+    measure.run(model.subgraphs, pool, provenance=PROVENANCE, out=first)
+    train.run(families, [first], TRAIN, seed=0, provenance=PROVENANCE, out=first)
     return Tuned(model, families, run)
 
 
 def compile_tuned(made, cpu, pool):
     compile.run(
-        made.model, made.families, made.run.rounds(1), cpu, QUICK, pool, origin=ORIGIN, out=made.run.compiled
+        made.model, made.families, made.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE, out=made.run.compiled
     )  # fmt: skip
     return made.run.compiled
 
@@ -120,10 +129,17 @@ def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime(tmp_path, c
     assert any(row["candidate_id"] for row in tables.read(files.results, RESULTS).to_pylist())
 
 
-def test_a_convolution_in_winograds_way_agrees_with_onnx_runtime(tmp_path, cpu, pool):
-    path = wide(tmp_path / "wide.onnx")
+@pytest.fixture(scope="module")
+def winograd(tmp_path_factory, cpu, pool):
+    """The file of a convolution that gains by Winograd's way, and what became of it."""
+    folder = tmp_path_factory.mktemp("winograd")
+    path = wide(folder / "wide.onnx")
+    return path, tuned(path, folder / "model", cpu, pool)
 
-    made = tuned(path, tmp_path / "model", cpu, pool)
+
+def test_a_convolution_in_winograds_way_agrees_with_onnx_runtime(winograd, cpu, pool):
+    path, made = winograd
+
     files = compile_tuned(made, cpu, pool)
 
     x = random_values((1, 32, 24, 24), "float32", 0, seed=5)
@@ -132,13 +148,33 @@ def test_a_convolution_in_winograds_way_agrees_with_onnx_runtime(tmp_path, cpu, 
     assert relative_error(infer(files, x), expected) < 1e-5
 
 
-def test_a_wrong_transform_is_found_since_the_reference_does_without(tmp_path, cpu, pool):
-    made = tuned(wide(tmp_path / "wide.onnx"), tmp_path / "model", cpu, pool)
+def test_a_wrong_transform_is_found_since_the_reference_does_without(winograd, tmp_path, cpu, pool):
+    _, right = winograd
+    shutil.copytree(right.model.folder, tmp_path / "model")
+    model = ModelFiles(tmp_path / "model")
+    made = Tuned(model, model.families("single"), model.run("run"))
     kernels = {name: value * 1.01 for name, value in np.load(made.model.weights).items()}
     np.savez(made.model.weights, **kernels)
 
     with pytest.raises(VerificationError, match="outputs differ from the untuned model's by"):
         compile_tuned(made, cpu, pool)
+
+
+def test_a_model_that_does_not_run_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
+    real = compile.building.build_all
+
+    def without_packing(orders, target, **limits):
+        return real([replace(order, pack=False) for order in orders], target, **limits)
+
+    monkeypatch.setattr(compile.building, "build_all", without_packing)
+    out = CompiledFiles(tmp_path / "compiled")
+
+    with pytest.raises(VerificationError, match=r"The compiled model does not run \(pack\): "):
+        compile.run(
+            started.model, started.families, [], cpu, QUICK, pool, provenance=PROVENANCE, out=out
+        )  # fmt: skip
+
+    assert not out.manifest.exists()
 
 
 class Slow:
@@ -166,7 +202,7 @@ def first_choice(started, pool):
     [subgraph] = tables.read(started.model.subgraphs, SUBGRAPHS).slice(0, 1).to_pylist()
     past = deepcopy(history.load(started.run.rounds(1)))
     past.of(subgraph["subgraph_id"]).untuned_s = None  # not known to be far behind: it is timed again
-    return compile.choose(subgraph, "conv2d", past, QUICK, pool)
+    return compile.choose({**subgraph, "family_id": "conv2d"}, past, replace(QUICK, finalists=2), pool)
 
 
 def test_a_subgraph_that_got_no_faster_ships_the_untuned_schedule(started):
@@ -184,34 +220,34 @@ def test_a_candidate_with_wrong_results_is_passed_over(started):
 
 
 def test_a_model_that_computes_something_else_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
-    real = compile.deploy.build
+    real = compile.building.build_all
 
-    def sabotage(module, traces, target, out, *, pack):
-        if pack:  # the tuned library gets another activation
-            module = tvm.ir.load_json(tvm.ir.save_json(module).replace("prim.Max", "prim.Min"))
-            traces = {}
-        real(module, traces, target, out, pack=pack)
+    def sabotage(orders, target, **limits):
+        tuned, *others = orders  # which gets another activation
+        wrong = tmp_path / "wrong.json"
+        wrong.write_text(tuned.module.read_text().replace("prim.Max", "prim.Min"))
+        return real([replace(tuned, module=wrong), *others], target, **limits)
 
-    monkeypatch.setattr(compile.deploy, "build", sabotage)
+    monkeypatch.setattr(compile.building, "build_all", sabotage)
     out = CompiledFiles(tmp_path / "compiled")
 
     with pytest.raises(VerificationError, match=r"outputs differ from the untuned model's by .* Nothing was shipped"):
         compile.run(
-            started.model, started.families, started.run.rounds(1), cpu, replace(QUICK, finalists=1), pool,
-            origin=ORIGIN, out=out,
+            started.model, started.families, [], cpu, QUICK, pool,
+            provenance=PROVENANCE, out=out,
         )  # fmt: skip
 
     assert not out.manifest.exists()
     assert not out.library.exists()
 
 
-@pytest.mark.parametrize(("times", "baseline"), [(2, search.EMPTY_TRACE), (20, None)])
+@pytest.mark.parametrize(("times", "baseline"), [(2, traces.EMPTY_TRACE), (20, None)])
 def test_the_baseline_is_the_untuned_program_if_it_was_not_far_behind(started, pool, times, baseline):
     seen = []
     [subgraph] = tables.read(started.model.subgraphs, SUBGRAPHS).slice(0, 1).to_pylist()
     past = deepcopy(history.load(started.run.rounds(1)))
     of_subgraph = past.of(subgraph["subgraph_id"])
-    of_subgraph.untuned_s = times * min(p.latency_s for p in of_subgraph.fastest if p.trace != search.EMPTY_TRACE)
+    of_subgraph.untuned_s = times * min(p.latency_s for p in of_subgraph.fastest if p.trace != traces.EMPTY_TRACE)
 
     class Watched:
         def compare(self, workload, traces, repeats, *, baseline):
@@ -220,7 +256,7 @@ def test_the_baseline_is_the_untuned_program_if_it_was_not_far_behind(started, p
 
         check = staticmethod(pool.check)
 
-    choice = compile.choose(subgraph, "conv2d", past, QUICK, Watched())
+    choice = compile.choose({**subgraph, "family_id": "conv2d"}, past, QUICK, Watched())
 
     assert seen == [baseline]
     assert (choice.untuned_s == of_subgraph.untuned_s) == (baseline is None)

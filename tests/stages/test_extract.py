@@ -4,14 +4,15 @@ import pytest
 import tvm
 from onnx import TensorProto, helper
 
-from lib import tables, workloads
-from lib.errors import ConfigError, ModelError
-from lib.layout import ModelFiles
-from lib.schemas import SUBGRAPHS
-from lib.source import Source
-from lib.tables import Origin
+from lib.contracts import tables
+from lib.contracts.errors import ConfigError, ModelError
+from lib.contracts.files import ModelFiles
+from lib.contracts.schemas import SUBGRAPHS
+from lib.contracts.tables import Provenance
+from lib.graph.algorithms import AlgorithmConfig
+from lib.models.source import Source
+from lib.tir.workload import load_workload, workload_id
 from stages import extract
-from stages.extract import ExtractConfig
 
 
 def test_module_weights_and_subgraphs_are_written(started):
@@ -23,14 +24,14 @@ def test_module_weights_and_subgraphs_are_written(started):
     shapes = [tuple(int(e) for e in p.ty.shape.values) for p in module["main"].params[n_inputs:]]
     assert [weights[name].shape for name in weights.files] == shapes
     for row in rows:
-        assert workloads.workload_id(workloads.load(row["workload"])) == row["subgraph_id"]
+        assert workload_id(load_workload(row["workload"])) == row["subgraph_id"]
         assert all(name in [str(g.name_hint) for g in module.get_global_vars()] for name in row["functions"])
 
 
 @pytest.mark.parametrize("model", ["resnet51", "nowhere/model.onnx"])
 def test_a_model_that_cannot_be_read_leaves_nothing_behind(tmp_path, cpu, model):
     with pytest.raises(ModelError):
-        extract.run(Source(model), cpu, ExtractConfig(), origin=Origin(), out=ModelFiles(tmp_path / "out"))
+        extract.run(Source(model), cpu, AlgorithmConfig(), provenance=Provenance(), out=ModelFiles(tmp_path / "out"))
 
     assert not (tmp_path / "out").exists()
 
@@ -51,7 +52,7 @@ def wide(path, channels=32):
 def test_a_convolution_that_is_computed_otherwise_is_kept_as_it_was(tmp_path, cpu):
     out = ModelFiles(tmp_path / "out")
 
-    extract.run(Source(str(wide(tmp_path / "wide.onnx"))), cpu, ExtractConfig(), origin=Origin(), out=out)
+    extract.run(Source(str(wide(tmp_path / "wide.onnx"))), cpu, AlgorithmConfig(), provenance=Provenance(), out=out)
 
     [kernel] = np.load(out.kernels).values()
     assert kernel.shape == (3, 3, 32, 32)
@@ -65,8 +66,8 @@ def test_whoever_wants_no_wider_channels_gets_none(tmp_path, cpu):
     out, source = ModelFiles(tmp_path / "model"), Source(str(wide(tmp_path / "wide.onnx", channels=20)))
     found = {}
     for widen in ("auto", "never"):
-        config = ExtractConfig(winograd="never", widen=widen)
-        extract.run(source, cpu, config, origin=Origin(), out=out)
+        config = AlgorithmConfig(winograd="never", widen=widen)
+        extract.run(source, cpu, config, provenance=Provenance(), out=out)
         found[widen] = {value.shape[-1] for value in np.load(out.weights).values() if value.ndim == 4}
 
     assert found == {"auto": {32}, "never": {20}}
@@ -74,9 +75,9 @@ def test_whoever_wants_no_wider_channels_gets_none(tmp_path, cpu):
 
 def test_whoever_wants_no_winograd_gets_none(tmp_path, cpu):
     source, out = Source(str(wide(tmp_path / "wide.onnx"))), ModelFiles(tmp_path / "out")
-    extract.run(source, cpu, ExtractConfig(), origin=Origin(), out=out)
+    extract.run(source, cpu, AlgorithmConfig(), provenance=Provenance(), out=out)
 
-    extract.run(source, cpu, ExtractConfig(winograd="never"), origin=Origin(), out=out)
+    extract.run(source, cpu, AlgorithmConfig(winograd="never"), provenance=Provenance(), out=out)
 
     assert "conv2d" in tables.read(out.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
     assert not out.kernels.exists()
@@ -85,4 +86,4 @@ def test_whoever_wants_no_winograd_gets_none(tmp_path, cpu):
 
 def test_a_setting_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match="winograd must be `auto` or `never`, but got 'always'"):
-        ExtractConfig(winograd="always")
+        AlgorithmConfig(winograd="always")

@@ -1,14 +1,21 @@
+import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
-from lib import host, journal, tables
-from lib.errors import DeviceError
-from lib.runner import Job, Measurement
-from lib.schemas import CANDIDATES, MEASUREMENTS
-from stages import measure
-from tests.stages.conftest import ORIGIN
+from lib.contracts import tables
+from lib.contracts.conditions import Conditions
+from lib.contracts.errors import ContractError, DeviceError
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS
+from lib.machine import host
+from lib.measure import journal
+from lib.measure.runner import Job, Measurement
+from lib.tir import lowering
+from lib.tuning import history
+from stages import measure, train
+from tests.stages.conftest import PROVENANCE, TRAIN
 
 
 class Recorder:
@@ -16,6 +23,10 @@ class Recorder:
 
     def __init__(self, pool, lost_after=None):
         self.pool, self.lost_after, self.asked = pool, lost_after, []
+
+    @property
+    def conditions(self) -> Conditions:
+        return self.pool.conditions
 
     @property
     def clock(self) -> dict[str, float]:
@@ -30,7 +41,7 @@ class Recorder:
 
 
 def run(started, files, runner, **options):
-    return measure.run(started.model.subgraphs, runner, origin=ORIGIN, out=files, **options)
+    return measure.run(started.model.subgraphs, runner, provenance=PROVENANCE, out=files, **options)
 
 
 def test_every_candidate_has_one_row_in_their_order(started):
@@ -46,8 +57,16 @@ def test_every_candidate_has_one_row_in_their_order(started):
 def test_a_row_keeps_where_when_and_with_what_it_was_measured(started, cpu):
     row = tables.read(started.run.round(0).measurements, MEASUREMENTS).to_pylist()[0]
 
-    assert (row["host"], row["device"], row["threads"]) == (host.hostname(), host.cpu_name(), cpu.threads)
-    assert "apache-tvm 0.27.0.post1" in row["versions"]
+    assert (row["host"], row["device"]) == (host.hostname(), host.cpu_name())
+    assert row["conditions"] == {
+        "target": cpu.text,
+        "threads": cpu.threads,
+        "weights": "cold",
+        "lowering": "prefetch+peel+stack r1",
+        "timing": 1,
+        "device": host.cpu_name(),
+        "versions": "apache-tvm 0.27.0.post1, apache-tvm-ffi 0.1.14.post1",
+    }
     assert abs(time.time() - row["measured_at"]) < 3600
 
 
@@ -55,7 +74,7 @@ def test_what_was_measured_before_the_device_was_lost_is_not_measured_again(star
     files = second_round.round(1)
     with pytest.raises(DeviceError):
         run(started, files, Recorder(pool, lost_after=3))
-    kept = journal.read(files.journal)
+    kept = journal.read(files.journal).rows
     assert len(kept) == 3
 
     recorder = Recorder(pool)
@@ -79,25 +98,62 @@ def test_who_watches_is_told_of_every_measurement_those_of_before_included(start
     assert sorted(seen) == sorted(tables.read(files.candidates, CANDIDATES)["candidate_id"].to_pylist())
 
 
-def test_a_table_whose_candidates_changed_is_kept_aside(started, second_round, pool):
+def test_measurements_of_candidates_that_are_gone_are_kept_aside(started, second_round, pool):
     files = second_round.round(1)
     run(started, files, pool)
-    old = files.measurements.read_bytes()
+    old = tables.read(files.measurements, MEASUREMENTS)
     candidates = tables.read(files.candidates, CANDIDATES)
-    tables.write(candidates.slice(2), files.candidates, CANDIDATES, ORIGIN)
+    tables.write(candidates.slice(2), files.candidates, CANDIDATES, PROVENANCE)
 
     recorder = Recorder(pool)
     run(started, files, recorder)
 
     assert recorder.asked == []
-    assert tables.read(files.measurements, MEASUREMENTS).num_rows == candidates.num_rows - 2
     [kept] = files.folder.glob("measurements-*.parquet")
-    assert kept.read_bytes() == old
+    assert tables.read(files.measurements, MEASUREMENTS).equals(old.slice(2))
+    assert tables.read(kept, MEASUREMENTS).equals(old.slice(0, 2))
+
+
+def test_measurements_of_another_lowering_are_told_apart_kept_aside_and_made_again(
+    started, second_round, pool, monkeypatch
+):
+    files, told = second_round.round(1), []
+    run(started, files, pool)
+    old = tables.read(files.measurements, MEASUREMENTS)
+    monkeypatch.setattr(lowering, "REVISION", lowering.REVISION + 1)
+    newer = replace(pool.conditions, lowering=lowering.standard("llvm").text)
+    monkeypatch.setattr(pool, "conditions", newer)
+
+    recorder = Recorder(pool)
+    run(started, files, recorder, say=told.append)
+
+    [kept] = files.folder.glob("measurements-*.parquet")
+    assert len(recorder.asked) == old.num_rows > 0
+    assert tables.read(kept, MEASUREMENTS).equals(old)
+    assert {row["lowering"] for row in tables.read(files.measurements, MEASUREMENTS)["conditions"].to_pylist()} == {
+        "prefetch+peel+stack r2"
+    }
+    assert told == [
+        f"{old.num_rows} candidates are measured again: before they were with "
+        "lowering: prefetch+peel+stack r1, not prefetch+peel+stack r2"
+    ]
+
+
+def test_no_model_learns_from_rounds_of_two_lowerings(started, second_round, pool, monkeypatch):
+    files = second_round.round(1)
+    monkeypatch.setattr(pool, "conditions", replace(pool.conditions, lowering="prefetch+peel+stack r2"))
+    run(started, files, pool)
+
+    told = "lowering: prefetch+peel+stack r2, not prefetch+peel+stack r1"
+    with pytest.raises(ContractError, match=re.escape(told)):
+        train.run(started.families, second_round.rounds(2), TRAIN, seed=0, provenance=PROVENANCE, out=files)
+    with pytest.raises(ContractError, match=re.escape(told)):
+        history.load(second_round.rounds(2))
 
 
 def test_an_empty_round_measures_nothing(started, second_round, pool):
     files = second_round.round(1)
-    tables.write(tables.read(files.candidates, CANDIDATES).slice(0, 0), files.candidates, CANDIDATES, ORIGIN)
+    tables.write(tables.read(files.candidates, CANDIDATES).slice(0, 0), files.candidates, CANDIDATES, PROVENANCE)
 
     run(started, files, pool)
 

@@ -1,30 +1,28 @@
 import json
-from itertools import combinations
 
 import matplotlib.image
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from lib import history, tables
-from lib.accounting import Record
-from lib.layout import CompiledFiles
-from lib.schemas import MEASUREMENTS, RESULTS, SUBGRAPHS
-from lib.tables import Origin
+from lib.contracts import manifest, tables
+from lib.contracts.files import RunFiles
+from lib.contracts.schemas import MEASUREMENTS, RESULTS, SUBGRAPHS
+from lib.contracts.tables import Provenance
+from lib.report.accounting import Record
+from lib.tuning import history
 from stages import compile, report
-from tests.stages.conftest import ORIGIN
+from tests.stages.conftest import PROVENANCE
 from tests.stages.test_compile import QUICK
 
 
 @pytest.fixture(scope="module")
 def reported(started, cpu, pool, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reported")
-    compiled = CompiledFiles(folder / "compiled")
+    files = RunFiles(tmp_path_factory.mktemp("reported"))
+    folder, compiled = files.folder, files.compiled
     rounds = started.run.rounds(1)
-    compile.run(started.model, started.families, rounds, cpu, QUICK, pool, origin=ORIGIN, out=compiled)
+    compile.run(started.model, started.families, rounds, cpu, QUICK, pool, provenance=PROVENANCE, out=compiled)
     report.run(
-        started.model, started.families, rounds, compiled, "tiny_cnn", origin=Origin("the digest"),
-        out=folder / "report.txt", curve=folder / "report.png", treemap=folder / "families.png",
+        started.model, started.families, rounds, compiled, "tiny_cnn", provenance=Provenance("the digest"), out=files,
     )  # fmt: skip
     return folder, compiled
 
@@ -41,8 +39,45 @@ def test_the_report_has_a_line_for_each_subgraph_with_what_the_tables_say(starte
         assert result["family_id"] in line.split()
 
 
-def test_the_report_ends_with_the_digest_of_what_it_was_made_from(reported):
-    assert (reported[0] / "report.txt").read_text().rstrip().endswith("made from the digest")
+@pytest.mark.parametrize("name", ["report.txt", "report.png", "families.png"])
+def test_a_report_is_current_while_all_of_it_is_whole(reported, name):
+    folder, _ = reported
+    path, whole = folder / name, (folder / name).read_bytes()
+    assert manifest.is_current(folder / "report.json", "the digest")
+    assert not manifest.is_current(folder / "report.json", "another digest")
+
+    path.write_bytes(whole[:-1] + b"?")
+    assert not manifest.is_current(folder / "report.json", "the digest")
+
+    path.write_bytes(whole)
+    assert manifest.is_current(folder / "report.json", "the digest")
+
+
+def test_outputs_that_vanish_are_told_as_not_compared(started, reported):
+    _, compiled = reported
+    facts = manifest.read(compiled.manifest)
+    so_far = history.load(started.run.rounds(1))
+
+    assert "largest difference of the outputs" in report.model_lines(facts, so_far)
+    assert "the outputs vanish (the largest is 1e-40): nothing could be compared" in report.model_lines(
+        {**facts, "largest_output": 1e-40}, so_far
+    )
+
+
+def test_the_latency_of_onnx_runtime_stands_beside_ours(started, reported):
+    _, compiled = reported
+    facts = manifest.read(compiled.manifest)
+    so_far = history.load(started.run.rounds(1))
+    peer = {"by": "ONNX Runtime 1.31.1", "max_error": 3e-6, "failure": ""}
+    latencies = {**facts["latencies_s"], "tuned": [0.010], "onnxruntime": [0.012, 0.011, 0.013]}
+
+    text = report.model_lines({**facts, "onnx": peer, "latencies_s": latencies}, so_far)
+    failed = report.model_lines({**facts, "onnx": {**peer, "failure": "it takes more than 60 s"}}, so_far)
+
+    assert "ONNX Runtime 1.31.1      12.00 ms  (median of 3, 11.00 to 13.00), 1.20 times the tuned model's" in text
+    assert "largest difference to ONNX Runtime 1.31.1 3.0e-06 of the largest value" in text
+    assert "not compared with the ONNX file: it takes more than 60 s" in failed
+    assert "ONNX" not in report.model_lines(facts, so_far)
 
 
 def test_the_times_add_up(reported, started):
@@ -52,7 +87,7 @@ def test_the_times_add_up(reported, started):
     )
     lines = (folder / "report.txt").read_text().splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("time "))
-    shares = [line.split() for line in lines[start + 2 : lines.index("", start) - 1]]
+    shares = [line.split() for line in lines[start + 2 : -1]]
     seconds = {" ".join(words[:-3]): float(words[-3].replace(",", "")) for words in shares}
 
     total = seconds.pop("total")
@@ -81,54 +116,3 @@ def test_the_pictures_show_something(reported, name):
 
     assert picture.shape[0] > 300
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 10
-
-
-def test_a_curve_without_points_is_drawn_too(tmp_path):
-    empty = pa.table({"seconds": pa.array([], pa.float64()), "trials": pa.array([], pa.int64()),
-                      "latency_s": pa.array([], pa.float64())})  # fmt: skip
-
-    report.draw(empty, {"tuned": [1.0], "untuned": [2.0]}, "t", tmp_path / "c.png")
-
-    assert (tmp_path / "c.png").stat().st_size > 1000
-
-
-def rows(*flop, name="fused_conv2d{}_add_multiply_erf_multiply"):
-    return [
-        {"subgraph_id": str(n), "name": name.format(n), "weight": 1 + n % 3, "flop": f} for n, f in enumerate(flop)
-    ]  # fmt: skip
-
-
-PICTURES = {
-    "one": (rows(5.0), {"0": "conv2d"}),
-    "many families": (rows(*range(1, 60)), {str(n): f"family-{n}-of-a-very-long-name-indeed" for n in range(59)}),
-    "many members": (rows(*[1e9] * 80), {str(n): f"family{n % 3}" for n in range(80)}),
-    "no FLOP": (rows(0.0, 0.0), {"0": "gather"}),
-    "some not tuned": (rows(3.0, 2.0, 1.0, 0.0), {"1": "matmul"}),
-}
-
-
-@pytest.mark.parametrize(("subgraphs", "family_of"), PICTURES.values(), ids=PICTURES)
-def test_no_two_texts_of_the_picture_of_families_overlap_and_none_is_cut_off(subgraphs, family_of):
-    figure = report.picture_of_families(subgraphs, family_of, "a model on a target, a run")
-    figure.draw_without_rendering()
-
-    texts = [*figure.texts, *figure.axes[0].texts, *figure.legends[0].get_texts()]
-    extents = [text.get_window_extent() for text in texts]
-    assert not [(a, b) for a, b in combinations(extents, 2) if a.padded(-0.5).overlaps(b.padded(-0.5))]
-    assert all(figure.bbox.count_contains(extent.corners()) == 4 for extent in extents)
-
-
-def test_the_picture_of_families_names_each_with_its_share():
-    figure = report.picture_of_families(*PICTURES["some not tuned"], "t")
-
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["not tuned, 60.0 %", "matmul, 40.0 %"]
-
-
-def test_a_family_is_as_large_in_the_picture_as_its_share():
-    figure = report.picture_of_families(*PICTURES["some not tuned"], "t")
-
-    colour = figure.legends[0].get_patches()[1].get_facecolor()
-    boxes = [box for box in figure.axes[0].patches if box.get_fill()]
-    areas = {box: box.get_width() * box.get_height() for box in boxes}
-    own = [area for box, area in areas.items() if box.get_facecolor() == colour]
-    assert sum(own) / sum(areas.values()) == pytest.approx(0.4)

@@ -1,0 +1,184 @@
+"""The process of one side of `versus.py`: a model that infers when it is told to.
+
+    python benchmarks/side.py KIND MODEL --inputs FILE.npz --outputs FILE.npz --threads N
+
+KIND is `library` (MODEL is a folder with a manifest, as `TuneModel` leaves it in `compiled/` and `stock.py` in its
+folder), `onnxruntime` or `openvino` (an ONNX file), or `torch` (a `.pt2` file for torch.compile). Each binds inputs
+and outputs once, so that no inference copies them, computes in float32 and is otherwise used as it comes. The
+parent writes a line of JSON for a request and gets one back: `load` writes the outputs of one inference, `turn` warms
+up and times. What a library prints goes to the standard error.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+_CACHE_LINE = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready."""
+
+    infer: Callable[[], Any]
+    outputs: Callable[[], list[np.ndarray]]  # of the last inference
+    version: str  # of what runs it, and what of its settings decides the time
+
+
+def library(folder: Path, arrays: Sequence[np.ndarray], _threads: int) -> Loaded:
+    """A library that was compiled by TVM, with its packed weights."""
+    import tvm
+
+    manifest = json.loads((folder / "manifest.json").read_text())
+    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / manifest["library"])), tvm.cpu())
+    params = np.load(folder / manifest["params"]).values()
+    entry = manifest["entry"]
+    machine.set_input(entry, *(tvm.runtime.tensor(array) for array in (*arrays, *params)))
+    return Loaded(
+        lambda: machine.invoke_stateful(entry), lambda: _flat(machine.get_outputs(entry)), f"TVM {tvm.__version__}"
+    )
+
+
+def onnxruntime(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
+    """ONNX Runtime's CPU provider, which computes float32 models in float32."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    feed = dict(zip([value.name for value in session.get_inputs()], arrays, strict=True))
+    # Once as usual: shapes of outputs need not stand in the file.
+    found = [aligned(value) for value in session.run(None, feed)]
+    binding = session.io_binding()
+    for name, array in feed.items():
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+    for value, array in zip(session.get_outputs(), found, strict=True):
+        binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array))
+    return Loaded(lambda: session.run_with_iobinding(binding), lambda: found, f"ONNX Runtime {ort.__version__}")
+
+
+def openvino(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
+    """OpenVINO's CPU plugin, held to float32: where the CPU has bfloat16 it would compute in that by default."""
+    import openvino as ov
+
+    hint, core = "INFERENCE_PRECISION_HINT", ov.Core()
+    default = core.get_property("CPU", hint).to_string()
+    model = core.compile_model(str(file), "CPU", {"INFERENCE_NUM_THREADS": threads, hint: "f32"})
+    precision = model.get_property(hint).to_string()
+    if precision != "f32":
+        raise RuntimeError(f"the compiled model must compute in f32, but {hint} is {precision}")
+    request = model.create_infer_request()
+    for n, array in enumerate(arrays):
+        request.set_input_tensor(n, ov.Tensor(array, shared_memory=True))
+    return Loaded(
+        lambda: request.infer(share_outputs=True),
+        lambda: [tensor.data for tensor in request.output_tensors],
+        f"OpenVINO {ov.__version__.split('-')[0]} (f32; its default here: {default})",
+    )
+
+
+def torch(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
+    """torch.compile (inductor) with the weights as constants; float32 products stay so by torch's default."""
+    import torch
+    import torch._inductor.config as inductor
+
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    inductor.freezing = True
+    inductor.compile_threads = 1  # in this process: compilers that wait for work would not be out of the way
+    # One graph or an error: what is not compiled would be timed as if it were.
+    program, trees = torch.export.load(file), torch.utils._pytree
+    compiled = torch.compile(program.module(), fullgraph=True)
+    tensors = [torch.from_numpy(array) for array in arrays]
+    positional, named = trees.tree_unflatten(tensors, program.call_spec.in_spec)
+    last: list[Any] = []
+
+    def infer() -> None:
+        last[:] = [compiled(*positional, **named)]
+
+    return Loaded(
+        infer,
+        lambda: [value.numpy() for value in trees.tree_leaves(last)],
+        f"torch {torch.__version__} (inductor, freezing)",
+    )
+
+
+KINDS = {"library": library, "onnxruntime": onnxruntime, "openvino": openvino, "torch": torch}
+
+
+def turn(infer: Callable[[], Any], warm_s: float, seconds: float) -> dict[str, Any]:
+    """Median latency of the inferences that begin within some seconds, one at least, after a warm-up of the kind."""
+    for limit in (warm_s, seconds):
+        latencies: list[float] = []
+        end = time.perf_counter() + limit
+        while not latencies or time.perf_counter() < end:
+            started = time.perf_counter()
+            infer()
+            latencies.append(time.perf_counter() - started)
+    return {"latency_s": median(latencies), "n_inferences": len(latencies)}
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A contiguous copy that begins with a cache line, as TVM's own tensors do."""
+    memory = np.empty(array.nbytes + _CACHE_LINE, np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE
+    copy: np.ndarray = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def main() -> None:
+    """Answer requests until the parent closes the pipe."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--outputs", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    options = parser.parse_args()
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _die_with_parent()
+    loaded: Loaded | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request.pop("do") == "load":
+                arrays = [aligned(array) for array in np.load(options.inputs).values()]
+                loaded = KINDS[options.kind](options.model, arrays, options.threads)
+                loaded.infer()
+                np.savez(options.outputs, *loaded.outputs())
+                reply: dict[str, Any] = {"version": loaded.version}
+            elif loaded is None:
+                raise RuntimeError("nothing was loaded")
+            else:
+                reply = turn(loaded.infer, **request)
+        except Exception as error:  # a side that cannot is a row that says why
+            told = [text.strip() for text in str(error).splitlines() if text.strip()]
+            reply = {"failure": f"{type(error).__name__}: {' '.join(told[:3])}"[:500]}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+def _flat(value: Any) -> list[np.ndarray]:
+    return [value.numpy()] if hasattr(value, "numpy") else [array for item in value for array in _flat(item)]
+
+
+def _die_with_parent() -> None:
+    """A process that is stopped does not see its pipe close."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    main()

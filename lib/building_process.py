@@ -1,0 +1,33 @@
+"""The process that compiles a whole model, started by `building`."""
+
+import json
+
+import tvm
+from tvm.target import Target
+
+from lib import deploy
+from lib.measure.connection import Connection
+from lib.measure.protocol import BuildModel, Done
+from lib.tir import lowering
+
+
+class Builder:
+    """Compiles for one target."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def build(self, request: BuildModel) -> Done:
+        """See `BuildModel`."""
+        module = tvm.ir.load_json(request.module.read_text())
+        if request.in_plain_loops:
+            module = lowering.reference(module, self._target)
+        traces = json.loads(request.traces.read_text()) if request.traces else {}
+        deploy.build(module, traces, self._target, request.library, pack=request.pack)
+        return Done()
+
+
+def main(descriptor: int, target_text: str) -> None:
+    """Answer requests until the parent closes the socket."""
+    connection, builder = Connection(descriptor), Builder(Target(target_text))
+    connection.serve({BuildModel: builder.build})

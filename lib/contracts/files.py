@@ -1,0 +1,146 @@
+"""Where the files of a run lie; see artifacts/README.md for a map."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Of one model on one target."""
+
+    folder: Path
+
+    @property
+    def lock(self) -> Path:
+        """Held by the stage that writes here."""
+        return self.folder / "lock"
+
+    @property
+    def subgraphs(self) -> Path:
+        return self.folder / "subgraphs.parquet"
+
+    @property
+    def module(self) -> Path:
+        return self.folder / "module.json"
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / "weights.npz"
+
+    @property
+    def reference(self) -> Path:
+        """The module before convolutions were replaced by ones that compute the same otherwise; if any were."""
+        return self.folder / "reference.json"
+
+    @property
+    def kernels(self) -> Path:
+        """The weights of `reference` that are others in `weights`."""
+        return self.folder / "kernels.npz"
+
+    def families(self, algorithm: str) -> Path:
+        return self.folder / f"families-{algorithm}.parquet"
+
+    def run(self, name: str) -> "RunFiles":
+        return RunFiles(self.folder / "runs" / name)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Of one run: one choice of search settings."""
+
+    folder: Path
+
+    @property
+    def lock(self) -> Path:
+        """Held by the stage that writes here: two runs of one command share the work."""
+        return self.folder / "lock"
+
+    def round(self, number: int) -> "RoundFiles":
+        return RoundFiles(self.folder, number)
+
+    def rounds(self, count: int) -> list["RoundFiles"]:
+        return [self.round(number) for number in range(count)]
+
+    @property
+    def compiled(self) -> "CompiledFiles":
+        return CompiledFiles(self.folder / "compiled")
+
+    @property
+    def settings(self) -> Path:
+        """All settings of the run, in words."""
+        return self.folder / "run.json"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.txt"
+
+    @property
+    def reported(self) -> Path:
+        """The manifest of the report and its pictures."""
+        return self.folder / "report.json"
+
+    @property
+    def curve(self) -> Path:
+        return self.folder / "report.png"
+
+    @property
+    def treemap(self) -> Path:
+        return self.folder / "families.png"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFiles:
+    """Of one round of a run."""
+
+    run: Path
+    number: int
+
+    @property
+    def folder(self) -> Path:
+        return self.run / "rounds" / f"{self.number:04d}"
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / "plan.parquet"
+
+    @property
+    def candidates(self) -> Path:
+        return self.folder / "candidates.parquet"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "measurements.jsonl"
+
+    @property
+    def measurements(self) -> Path:
+        return self.folder / "measurements.parquet"
+
+    @property
+    def training(self) -> Path:
+        return self.folder / "training.parquet"
+
+    def model(self, family_id: str) -> Path:
+        return self.folder / "models" / f"{family_id}.ubj"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFiles:
+    """What a user deploys, and how it was chosen."""
+
+    folder: Path
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "model.so"
+
+    @property
+    def params(self) -> Path:
+        return self.folder / "params.npz"
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results.parquet"

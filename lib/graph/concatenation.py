@@ -1,0 +1,214 @@
+"""Concatenated images without copying: each convolution writes its channels where they belong.
+
+TVM computes a concatenation as a function of its own, with a branch for every element. Here each input is *placed*: a
+small function writes it to its channels of the joint tensor. FuseOps makes that part of the epilogue of the convolution
+that computes the input; the calls then write into one buffer, one after the other (`call_tir_inplace`).
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.script import tirx as T
+
+from lib.graph import patterns
+from lib.graph.rewrite import dtype, is_call, static_shape
+
+_JOINS = "joins_parts"  # attribute of the functions that stand for joint tensors
+_CALL_TIR = "relax.call_tir"
+
+Lookup = Callable[[relax.Var], relax.Expr | None]  # what a variable is bound to
+
+
+def place_parts(module: tvm.IRModule) -> tvm.IRModule:
+    """Turn concatenations of images by channels (NHWC) into placements and a join; before FuseOps."""
+    for gvar, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            placer = _Placer(module, function)
+            placed = placer.visit_expr(function)
+            module = placer.builder_.get()
+            module.update_func(module.get_global_var(gvar.name_hint), placed)
+    return module
+
+
+def write_in_place(module: tvm.IRModule) -> tvm.IRModule:
+    """Have all placements of a join write into the result of the first; after FuseTIR."""
+    functions = dict(module.functions_items())
+    for gvar, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            functions[gvar] = _Chainer(module, function).visit_expr(function)
+    module = tvm.IRModule(functions, attrs=module.attrs)
+    return relax.transform.DeadCodeElimination()(relax.transform.CanonicalizeBindings()(module))
+
+
+def called(value: relax.Expr) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]] | None:
+    """The TIR function that an expression calls, in place or not, and its arguments; None for other expressions."""
+    if not is_call(value, _CALL_TIR, "relax.call_tir_inplace"):
+        return None
+    return value.args[0], list(value.args[1].fields)
+
+
+def _extents(expr: relax.Expr) -> tuple[int, ...]:
+    """The static shape of a tensor that has one."""
+    shape = static_shape(expr)
+    assert shape is not None
+    return shape
+
+
+def _is_image_concat(call: relax.Expr | None) -> bool:
+    """Whether a call joins images (N, H, W, C) by channels."""
+    if call is None or not is_call(call, "relax.concat"):
+        return False
+    shape = static_shape(call)
+    return shape is not None and len(shape) == 4 and int(call.attrs.axis or 0) % 4 == 3
+
+
+def _shared(module: tvm.IRModule, values: Mapping[relax.Var, relax.Expr]) -> set[str]:
+    """Convolutions of one workload whose results go to several offsets: fused with its placement, each would be a
+    subgraph of its own, to be tuned alone (DenseNet has 58 such, of four workloads)."""
+    places: dict[str, set[tuple[int, int]]] = {}
+    for call in values.values():
+        offset = 0
+        for field in _tuple_fields(values.get, call) if _is_image_concat(call) else []:
+            places.setdefault(_signature(module, values.get, field), set()).add((offset, _extents(call)[3]))
+            offset += _extents(field)[3]
+    return {signature for signature, found in places.items() if len(found) > 1}
+
+
+def _signature(module: tvm.IRModule, lookup: Lookup, expr: relax.Expr) -> str:
+    """Describes what computes an image: the operators back to a convolution, with its attributes and shapes."""
+    names = []
+    while isinstance(expr, relax.Var) and isinstance(call := lookup(expr), relax.Call):
+        function = called(call)
+        if function is not None:
+            names.append(str(function[0].name_hint))
+            expr = function[1][0]
+            if patterns.marked(module[function[0]]) == patterns.OUT_ELEMENTWISE:  # Winograd's
+                return " ".join([*names, *(str(static_shape(argument)) for argument in function[1])])
+            continue
+        names.append(call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op))
+        expr = call.args[0]
+        if is_call(call, "relax.nn.conv2d"):
+            attrs = [str(getattr(call.attrs, key)) for key in ("strides", "padding", "dilation", "groups")]
+            return " ".join([*names, *attrs, *(str(static_shape(argument)) for argument in call.args)])
+    return f"{' '.join(names)} of {expr}"
+
+
+def _tuple_fields(lookup: Lookup, concat: relax.Call) -> list[relax.Expr]:
+    fields = concat.args[0]
+    if isinstance(fields, relax.Var):
+        fields = lookup(fields)
+    return list(fields.fields) if isinstance(fields, relax.Tuple) else []
+
+
+def _place_function(shape: tuple[int, ...], offset: int, channels: int, kind: str) -> tirx.PrimFunc:
+    """Writes an image (N, H, W, C) to channels [offset, offset + C) of a joint one."""
+    batch, height, width, own = (tirx.IntImm("int64", extent) for extent in shape)  # as legalised operators have it
+    total, first = tirx.IntImm("int64", channels), tirx.IntImm("int64", offset)
+
+    @T.prim_func(private=True, s_tir=True)
+    def place(
+        part: T.Buffer((batch, height, width, own), kind),  # type: ignore[valid-type]
+        whole: T.Buffer((batch, height, width, total), kind),  # type: ignore[valid-type]
+    ) -> None:
+        for n, y, x, c in T.grid(batch, height, width, own):
+            with T.sblock("place"):
+                vn, vy, vx = T.axis.remap("SSS", [n, y, x])
+                # The offset is in the read: only a consumer that writes at plain indices can be computed in a tile.
+                vc = T.axis.spatial(total, c + first)
+                whole[vn, vy, vx, vc] = part[vn, vy, vx, vc - first]
+
+    return place.with_attr("tirx.noalias", True)
+
+
+def _join_function(shape: tuple[int, ...], count: int, kind: str) -> tirx.PrimFunc:
+    """A placeholder for the joint tensor until the placements write into it; never compiled."""
+    parts = [tvm.te.placeholder(shape, kind, name=f"part{n}") for n in range(count)]
+    whole = tvm.te.compute(shape, lambda *i: sum((part(*i) for part in parts[1:]), parts[0](*i)), name="whole")
+    function = tvm.te.create_prim_func([*parts, whole]).without_attr("global_symbol")
+    return function.with_attrs({**patterns.marks(patterns.OPAQUE), _JOINS: True})
+
+
+@mutator
+class _Placer(PyExprMutator):
+    """Replaces concatenations. One that appends to the result of another shares its buffer, of which the earlier one is
+    a slice: later writes leave the earlier channels as they are."""
+
+    def __init__(self, module: tvm.IRModule, function: relax.Function) -> None:
+        super().__init__(module)
+        self._module = module
+        self._values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+        self._shared = _shared(module, self._values)
+        self._buffer_of: dict[relax.Call, relax.Var] = {}  # the joint tensor behind a concatenation
+        self._channels: dict[relax.Call, int] = {}  # of that tensor
+        self._appends: set[relax.Call] = set()  # concatenations that append to the one they begin with
+        for call in reversed(self._values.values()):
+            if _is_image_concat(call):
+                channels = self._channels.setdefault(call, _extents(call)[3])
+                base = self._base(call)
+                if base is not None and base not in self._channels:  # one concatenation alone may append to another
+                    self._channels[base] = channels
+                    self._appends.add(call)
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        if old not in self._channels:
+            return self.visit_expr_post_order(old)
+        fields, base = _tuple_fields(self._values.get, old), self._base(old)
+        parts, offset = [], 0
+        if base is not None and old in self._appends:
+            parts.append(self._buffer_of[base])
+            offset = _extents(base)[3]
+            fields = fields[1:]
+        whole = relax.TensorType((*_extents(old)[:3], self._channels[old]), dtype(old))
+        for field in fields:
+            shape = _extents(field)
+            alone = _signature(self._module, self._values.get, field) in self._shared
+            pattern = patterns.OPAQUE if alone else patterns.ELEMENTWISE
+            function = _place_function(shape, offset, self._channels[old], dtype(field))
+            place = self.builder_.add_func(
+                function.with_attrs(patterns.marks(pattern)), "alone_place" if alone else "place"
+            )
+            parts.append(self.builder_.emit(relax.call_tir(place, [self.visit_expr(field)], whole)))
+            offset += shape[3]
+        join = self.builder_.add_func(_join_function(tuple(whole.shape), len(parts), dtype(old)), "join_placed")
+        self._buffer_of[old] = self.builder_.emit(relax.call_tir(join, parts, whole))
+        if offset == self._channels[old]:
+            return self._buffer_of[old]
+        return relax.op.strided_slice(self._buffer_of[old], [3], [0], [offset], [1])
+
+    def _base(self, concat: relax.Call) -> relax.Call | None:
+        """The concatenation whose result a concatenation begins with, through aliases."""
+        first = _tuple_fields(self._values.get, concat)[0]
+        while isinstance(first, relax.Var):
+            first = self._values.get(first)
+        return first if _is_image_concat(first) else None
+
+
+@mutator
+class _Chainer(PyExprMutator):
+    def __init__(self, module: tvm.IRModule, function: relax.Function) -> None:
+        super().__init__(module)
+        bindings = [binding for block in function.body.blocks for binding in block.bindings]
+        order = {binding.var: n for n, binding in enumerate(bindings)}
+        values = {binding.var: binding.value for binding in bindings}
+        # Parts of a join in program order; the first may be another join, which its own last part stands for.
+        self._before: dict[relax.Call, relax.Var] = {}  # the placement that comes before this one
+        self._last: dict[relax.Call, relax.Var] = {}  # of a join
+        for value in values.values():
+            found = called(value)
+            if found is not None and _JOINS in (module[found[0]].attrs or {}):
+                parts = sorted(found[1], key=lambda part: order[part])
+                self._before.update({values[part]: before for before, part in pairwise(parts)})
+                self._last[value] = parts[-1]
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        if old in self._last:
+            return self.visit_expr(self._last[old])
+        if old not in self._before:
+            return call
+        gvar, arguments = call.args[0], list(call.args[1].fields)
+        before = self.visit_expr(self._before[old])
+        return relax.call_tir_inplace(gvar, [*arguments, before], [len(arguments)], old.ty)

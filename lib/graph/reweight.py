@@ -1,0 +1,109 @@
+"""Replaces operators by others that compute the same from transformed weights, which are made at compile time."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from lib.graph.rewrite import static_shape
+
+Emit = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Another algorithm for a call whose second argument is a weight."""
+
+    kind: Hashable  # equal for calls that can share the transformed weight
+    value: Callable[[np.ndarray], np.ndarray]  # transforms the weight
+    shape: tuple[int, ...]  # of the transformed weight
+    emit: Emit  # the new expression, from the call with the transformed weight
+
+
+Choose = Callable[[relax.Call], Replacement | None]
+
+
+def rewrite(
+    module: tvm.IRModule, weights: Mapping[str, np.ndarray], choices: Sequence[Choose]
+) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    """Replace calls of `main`, each by the first replacement that one of `choices` offers; before operators are fused.
+
+    A weight that is read in several places is transformed if replacements of one kind are offered for all of them.
+
+    Args:
+        weights: Values of the parameters that are no inputs, by name.
+
+    Returns:
+        The module, and the values of the weights that were transformed, by name.
+    """
+    function = module["main"]
+    found: dict[relax.Var, Replacement] = {}
+    for param, readers in _readers(function).items():
+        offers = [_first_offer(reader, param, choices) for reader in readers]
+        agreed = offers[0] if offers else None
+        if str(param.name) in weights and agreed and all(offer and offer.kind == agreed.kind for offer in offers):
+            found[param] = agreed
+    if not found:
+        return module, {}
+    rewritten = _Replacer(module, found, choices).rewritten(function)
+    return rewritten, {str(param.name): offer.value(weights[str(param.name)]) for param, offer in found.items()}
+
+
+def _readers(function: relax.Function) -> dict[relax.Var, list[relax.Expr]]:
+    """The expressions that read each parameter."""
+    found: dict[relax.Var, list[relax.Expr]] = {param: [] for param in function.params}
+
+    def visit(expr: relax.Expr) -> None:
+        arguments = expr.args if isinstance(expr, relax.Call) else expr.fields if isinstance(expr, relax.Tuple) else []
+        for argument in arguments:
+            if isinstance(argument, relax.Var) and argument in found:
+                found[argument].append(expr)
+
+    relax.analysis.post_order_visit(function, visit)
+    return found
+
+
+def _first_offer(reader: relax.Expr, param: relax.Var, choices: Sequence[Choose]) -> Replacement | None:
+    if not isinstance(reader, relax.Call) or len(reader.args) < 2 or not reader.args[1].same_as(param):
+        return None
+    return next((offer for choose in choices if (offer := choose(reader)) is not None), None)
+
+
+@mutator
+class _Replacer(PyExprMutator):
+    def __init__(
+        self, module: tvm.IRModule, replaced: Mapping[relax.Var, Replacement], choices: Sequence[Choose]
+    ) -> None:
+        super().__init__(module)
+        self._replaced, self._choices = replaced, choices
+
+    def rewritten(self, function: relax.Function) -> tvm.IRModule:
+        """The module with its `main` rewritten."""
+        params = []
+        for param in function.params:
+            offer = self._replaced.get(param)
+            if offer is not None:
+                new = relax.Var(str(param.name), relax.TensorType(offer.shape, param.ty.dtype))
+                self.set_var_remap(param, new)
+            params.append(param if offer is None else new)
+        body = self.visit_with_new_scope(function.body)
+        changed = relax.Function(params, body, function.ret_ty, function.is_pure, function.attrs)
+        self.builder_.update_func(self.builder_.get().get_global_var("main"), changed)
+        return self.builder_.get()
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        weight = old.args[1] if len(old.args) > 1 else None
+        call = self.visit_expr_post_order(old)
+        if not isinstance(weight, relax.Var) or weight not in self._replaced:
+            return call
+        offer = _first_offer(old, weight, self._choices)
+        assert offer is not None
+        return offer.emit(self.builder_, call)
+
+
+def shape_of(expr: relax.Expr) -> tuple[int, ...]:
+    """The shape of a tensor; empty if it is not static."""
+    return static_shape(expr) or ()

@@ -1,0 +1,191 @@
+"""Rewriting a Relax function by rules: the pass that applies them, and what a rule may query of the function."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import transform
+from tvm.relax.analysis import free_vars, udchain
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+_MAX_PASSES = 50  # rules that undo one another would never end
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rewrite of calls of some operators.
+
+    `operators` are names of Relax; `name[i]` stands for the i-th item of what a call of `name` returns. `apply`
+    gets the call with its arguments rewritten already, and returns its replacement, or None where it does not apply.
+    It must come to return None, or rewriting does not end.
+    """
+
+    name: str
+    operators: tuple[str, ...]
+    apply: Callable[["Rewriter", relax.Call], relax.Expr | None]
+
+
+def rule(*operators: str) -> Callable[[Callable[["Rewriter", relax.Call], relax.Expr | None]], Rule]:
+    """Make a rule of a function."""
+    return lambda apply: Rule(apply.__name__, operators, apply)
+
+
+def rewrite(module: tvm.IRModule, rules: Sequence[Rule]) -> tvm.IRModule:
+    """Apply rules to every Relax function, in dataflow order, until none applies; then eliminate dead code.
+
+    Raises:
+        RuntimeError: The rules never come to an end; the message names those that still apply.
+    """
+    by_operator: dict[str, list[Rule]] = {}
+    for each in rules:
+        for operator in each.operators:
+            by_operator.setdefault(operator, []).append(each)
+    applied: set[str] = set()
+    for _ in range(_MAX_PASSES):
+        before, applied = applied, set()
+        functions = {}
+        for gvar, function in module.functions_items():
+            if isinstance(function, relax.Function):
+                rewriter = Rewriter(module, function, by_operator)
+                function = rewriter.visit_expr(function)
+                applied |= rewriter.applied
+            functions[gvar] = function
+        module = tvm.IRModule(functions, attrs=module.attrs)
+        # Aliases left by the mutator would make ConvertLayout return to NCHW at each of them.
+        module = transform.DeadCodeElimination()(transform.CanonicalizeBindings()(module))
+        if not applied:
+            return module
+    raise RuntimeError(
+        f"Rewriting does not end: {', '.join(sorted(before | applied))} still apply after {_MAX_PASSES} passes."
+    )
+
+
+@mutator
+class Rewriter(PyExprMutator):
+    """One pass over a function. Rules query it for what an expression is, and emit through it."""
+
+    def __init__(self, module: tvm.IRModule, function: relax.Function, rules: dict[str, list[Rule]]) -> None:
+        super().__init__(module)
+        self.applied: set[str] = set()
+        self._rules = rules
+        blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
+        self._uses = Counter({var: len(users) for block in blocks for var, users in udchain(block).items()})
+        self._uses.update(free_vars(function.body.body))  # the caller reads the results
+
+    # What rules may query.
+
+    def definition(self, expr: relax.Expr) -> relax.Expr:
+        """What a variable is bound to, through aliases; parameters and other expressions are themselves."""
+        while isinstance(expr, relax.Var) and (bound := self.lookup_binding(expr)) is not None:
+            expr = bound
+        return expr
+
+    def calls(self, expr: relax.Expr, *operators: str) -> relax.Call | None:
+        """The call that an expression is bound to, if it is of one of these operators, or None."""
+        call = self.definition(expr)
+        return call if is_call(call, *operators) else None
+
+    def value(self, expr: relax.Expr) -> np.ndarray | None:
+        """The value of a constant, not copied; None for all else."""
+        expr = self.definition(expr)
+        if isinstance(expr, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):  # constants, too, for TVM
+            return np.asarray(expr.value, dtype=str(expr.ty))
+        if isinstance(expr, tvm.ir.Constant):
+            return value_of(expr)
+        return None
+
+    def values(self, exprs: Sequence[relax.Expr]) -> list[np.ndarray] | None:
+        """The values of all of them, or None."""
+        values = [self.value(expr) for expr in exprs]
+        known = [value for value in values if value is not None]
+        return known if len(known) == len(values) else None
+
+    def fields(self, expr: relax.Expr) -> list[relax.Expr] | None:
+        """The fields of a tuple that is built here; None if it comes from elsewhere."""
+        definition = self.definition(expr)
+        return list(definition.fields) if isinstance(definition, relax.Tuple) else None
+
+    def read_once(self, expr: relax.Expr) -> bool:
+        """Whether one operator alone reads it, so that the two may be rewritten as one."""
+        return isinstance(expr, relax.Var) and self._uses.get(expr, 1) == 1
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """Bind an intermediate result, so that its shape is known."""
+        return self.builder_.emit(expr)
+
+    def shape(self, expr: relax.Expr) -> tuple[int, ...] | None:
+        """The static shape of a tensor, or None. Accepts what is not bound yet."""
+        if expr.ty is None or isinstance(expr, relax.Call):
+            expr = self.builder_.normalize(expr)
+        return static_shape(expr)
+
+    # The pass.
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> relax.Expr:
+        item = self.visit_expr_post_order(item)
+        call = self.definition(item.tuple_value)
+        if not (isinstance(call, relax.Call) and isinstance(call.op, tvm.ir.Op)):
+            return item
+        found = self._apply(f"{call.op.name}[{int(item.index)}]", call)
+        return item if found is None else found
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        for before, after in zip(old.args, call.args, strict=True):  # a renamed variable is read as often
+            if isinstance(after, relax.Var) and isinstance(before, relax.Var):
+                self._uses[after] = max(self._uses.get(before, 1), self._uses.get(after, 1))
+        if not isinstance(call.op, tvm.ir.Op):
+            return call
+        found = self._apply(call.op.name, call)
+        return call if found is None else found
+
+    def _apply(self, operator: str, call: relax.Call) -> relax.Expr | None:
+        for each in self._rules.get(operator, []):
+            found = each.apply(self, call)
+            if found is not None:
+                self.applied.add(each.name)
+                return found
+        return None
+
+
+def is_call(expr: relax.Expr | None, *operators: str) -> bool:
+    """Whether an expression is a call of one of these Relax operators."""
+    return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in operators
+
+
+def is_channels_last(convolution: relax.Call) -> bool:
+    """Whether a call of `nn.conv2d` has images in NHWC, before and after, and weights in HWIO."""
+    attrs = convolution.attrs
+    out = str(attrs.out_layout) or str(attrs.data_layout)  # empty: as the data
+    return (str(attrs.data_layout), str(attrs.kernel_layout), out) == ("NHWC", "HWIO", "NHWC")
+
+
+def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
+    """The shape of a tensor if all extents are known, or None."""
+    shape = getattr(expr.ty, "shape", None)
+    extents = getattr(shape, "values", None)
+    if extents is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
+        return None
+    return tuple(int(extent) for extent in extents)
+
+
+def dtype(expr: relax.Expr) -> str:
+    """The element type of a tensor."""
+    return str(expr.ty.dtype)
+
+
+def value_of(const: tvm.ir.Constant) -> np.ndarray:
+    """A constant's value without a copy, read-only."""
+    try:
+        return np.from_dlpack(const.value)
+    except (BufferError, RuntimeError, TypeError):  # types that DLPack does not know
+        return np.asarray(const.value.numpy())
+
+
+def constant(value: np.ndarray) -> relax.Expr:
+    """A constant of a graph."""
+    array = np.array(value, order="C")  # np.ascontiguousarray would make a vector of a scalar
+    return relax.const(array, str(array.dtype))

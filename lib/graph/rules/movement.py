@@ -1,0 +1,335 @@
+"""Reshapes, transposes, slices and concatenations, most of which need not be done at run time."""
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from lib.graph import axes
+from lib.graph.axes import Movement, Step
+from lib.graph.rewrite import Rewriter, Rule, constant, rule
+
+_MAX_PARTS = 64  # of a split
+
+_CHAIN = ("relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze", "relax.permute_dims",
+          "relax.nn.batch_flatten")  # fmt: skip
+_ANY_SHAPE = ("relax.nn.relu", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.tanh", "relax.erf", "relax.sigmoid",
+              "relax.nn.silu", "relax.exp", "relax.sqrt", "relax.negative", "relax.astype")  # fmt: skip
+_BINARY = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum")
+
+
+@rule(*_CHAIN)
+def one_movement(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A chain of reshapes and transposes as one reshape, or one reshape, transpose and reshape."""
+    # Through a transpose with other readers only if the result needs none: that one is computed in any case.
+    for through_shared in (True, False):
+        source, steps = _chain(rewriter, call, through_shared)
+        shape = rewriter.shape(source)
+        if not steps or shape is None or not all(shape):
+            continue
+        movement = axes.compose(shape, steps)
+        if movement is None or (through_shared and not movement.is_reshape):
+            continue
+        made = _steps(movement, shape)
+        if len(made) < len(steps) or (movement.is_reshape and any(kind == "permute" for kind, _ in steps)):
+            return _emit(rewriter, source, made)
+    return None
+
+
+def _chain(rewriter: Rewriter, call: relax.Call, through_shared: bool) -> tuple[relax.Expr, list[Step]]:
+    """The source of a chain, and its steps."""
+    steps: list[Step] = []
+    expr: relax.Expr = call
+    while True:
+        found = expr if expr is call else rewriter.calls(expr, *_CHAIN)
+        if found is None:
+            return expr, steps
+        moves = found.op.name == "relax.permute_dims"
+        step = _step(rewriter, found)
+        if step is None or (steps and moves and not through_shared and not rewriter.read_once(expr)):
+            return expr, steps
+        steps.insert(0, step)
+        expr = found.args[0]
+
+
+def _step(rewriter: Rewriter, call: relax.Call) -> Step | None:
+    shape = rewriter.shape(call)
+    if shape is None:
+        return None
+    if call.op.name != "relax.permute_dims":
+        return "reshape", shape
+    order = call.attrs.axes
+    return "permute", tuple(int(a) for a in order) if order is not None else tuple(reversed(range(len(shape))))
+
+
+def _steps(movement: Movement, shape: tuple[int, ...]) -> list[Step]:
+    """The steps of a movement that do something to a tensor of a shape."""
+    if movement.is_reshape:
+        return [] if movement.after == shape else [("reshape", movement.after)]
+    # Unit axes are kept where they stand if the chain was a plain transpose: fewer steps.
+    moved = tuple(movement.before[axis] for axis in movement.order)
+    steps: list[Step] = [("permute", movement.order)]
+    if movement.before != shape:
+        steps.insert(0, ("reshape", movement.before))
+    if movement.after != moved:
+        steps.append(("reshape", movement.after))
+    return steps
+
+
+def _emit(rewriter: Rewriter, source: relax.Expr, steps: list[Step]) -> relax.Expr:
+    for kind, argument in steps:
+        source = op.reshape(source, argument) if kind == "reshape" else op.permute_dims(source, list(argument))
+        source = rewriter.emit(source)
+    return source
+
+
+@rule("relax.matmul")
+def flatten_in_order(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A flattened transposed image before a dense layer: reorder the rows of the weights instead."""
+    reshape = rewriter.calls(call.args[0], "relax.reshape")
+    weight = rewriter.value(call.args[1])
+    if reshape is None or weight is None or weight.ndim != 2 or not rewriter.read_once(call.args[0]):
+        return None
+    source, steps = _chain(rewriter, reshape, through_shared=False)
+    shape, flat = rewriter.shape(source), rewriter.shape(call.args[0])
+    if shape is None or flat is None or len(flat) != 2 or flat[0] != shape[0] or not steps:
+        return None
+    if all(kind == "reshape" for kind, _ in steps):
+        return None
+    order = np.arange(int(np.prod(shape))).reshape(shape)
+    for kind, argument in steps:
+        order = order.reshape(argument) if kind == "reshape" else order.transpose(argument)
+    rows = order[0]  # which element of an image each column is; the same for all images if the batch stayed in front
+    if not np.array_equal(order, rows + np.arange(flat[0])[:, None] * flat[1]):
+        return None
+    reordered = np.empty_like(weight)
+    reordered[rows] = weight
+    return op.matmul(rewriter.emit(op.reshape(source, flat)), constant(reordered))
+
+
+@rule("relax.matmul")
+def keep_leading_axes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """matmul(reshape(x), w) of joined leading axes as reshape(matmul(x, w)): what follows may then be fused."""
+    reshape = rewriter.calls(call.args[0], "relax.reshape")
+    weight, shape = rewriter.shape(call.args[1]), rewriter.shape(call)
+    if reshape is None or weight is None or len(weight) != 2 or shape is None:
+        return None
+    source = rewriter.shape(reshape.args[0])
+    if source is None or source[-1] != weight[0] or len(source) <= len(shape):
+        return None
+    return op.reshape(rewriter.emit(op.matmul(reshape.args[0], call.args[1])), shape)
+
+
+@rule("relax.matmul")
+def keep_heads(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A batched product of tensors whose batch axes were joined: they stay apart, as in the operators around it."""
+    first, second = (rewriter.calls(argument, "relax.reshape") for argument in call.args)
+    shape = rewriter.shape(call)
+    if first is None or second is None or shape is None or len(shape) != 3:
+        return None
+    a, b = rewriter.shape(first.args[0]), rewriter.shape(second.args[0])
+    if a is None or b is None or len(a) != 4 or len(b) != 4 or a[:2] != b[:2] or a[-1] != b[-2]:
+        return None
+    if (a[0] * a[1], a[2], b[3]) != shape:
+        return None
+    return op.reshape(rewriter.emit(op.matmul(first.args[0], second.args[0])), shape)
+
+
+@rule(*_ANY_SHAPE, *_BINARY)
+def reshape_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """f(reshape(x)) as reshape(f(x)), so that f is fused with the producer of x."""
+    for position, argument in enumerate(call.args):
+        reshape = rewriter.calls(argument, "relax.reshape")
+        if reshape is None or rewriter.shape(argument) != rewriter.shape(call) or not rewriter.read_once(argument):
+            continue
+        source, target = rewriter.shape(reshape.args[0]), rewriter.shape(argument)
+        if not source or not target or source[-1] != target[-1]:
+            continue
+        # Only for epilogues of contractions, and operands that fit both shapes.
+        if rewriter.calls(_root(rewriter, reshape.args[0]), "relax.matmul", "relax.einsum", "relax.nn.conv2d") is None:
+            continue
+        args = [_as_before(rewriter, other, source, target) for other in call.args]
+        args[position] = reshape.args[0]
+        known = [each for each in args if each is not None]
+        if len(known) == len(args):
+            return op.reshape(rewriter.emit(relax.Call(call.op, known, call.attrs, call.ty_args)), target)
+    return None
+
+
+@rule(*_ANY_SHAPE, *_BINARY)
+def transpose_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """f(transpose(x), transpose(y)) as transpose(f(x, y)): transposes become adjacent, and cancel out."""
+    moved = [rewriter.calls(argument, "relax.permute_dims") for argument in call.args]
+    shapes = [rewriter.shape(argument) for argument in call.args]
+    first = next((each for each in moved if each is not None), None)
+    if first is None or first.attrs.axes is None or any(shape is None for shape in shapes):
+        return None
+    order = [int(axis) for axis in first.attrs.axes]
+    args = []
+    for argument, each, shape in zip(call.args, moved, shapes, strict=True):
+        if shape == ():
+            args.append(argument)
+            continue
+        if each is None or each.attrs.axes is None or [int(axis) for axis in each.attrs.axes] != order:
+            return None
+        if shape != rewriter.shape(call) or not rewriter.read_once(argument):
+            return None
+        args.append(each.args[0])
+    return op.permute_dims(rewriter.emit(relax.Call(call.op, args, call.attrs, call.ty_args)), order)
+
+
+def _root(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr:
+    """The tensor that a chain of element-wise operators begins with."""
+    while (call := rewriter.calls(expr, *_ANY_SHAPE, *_BINARY)) is not None:
+        expr = call.args[0]
+    return expr
+
+
+def _as_before(
+    rewriter: Rewriter, other: relax.Expr, source: tuple[int, ...], target: tuple[int, ...]
+) -> relax.Expr | None:
+    """The other operand for a tensor that is not reshaped yet, or None."""
+    if not isinstance(other, relax.Expr) or isinstance(other, (tvm.tirx.FloatImm, tvm.tirx.IntImm)):
+        return other
+    shape = rewriter.shape(other)
+    if shape is None:
+        return None
+    if not shape or (int(np.prod(shape[:-1])) == 1 and len(shape) <= min(len(source), len(target))):
+        return other  # a scalar, or a vector along the last axis
+    same = rewriter.calls(other, "relax.reshape")
+    if shape == target and same is not None and rewriter.shape(same.args[0]) == source:
+        return same.args[0]
+    return None
+
+
+@rule("relax.broadcast_to", "relax.strided_slice", "relax.nn.pad")
+def drop_identity(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A broadcast to the same shape, a slice of everything, or a padding of width 0."""
+    if rewriter.shape(call) != rewriter.shape(call.args[0]) or rewriter.shape(call) is None:
+        return None
+    if call.op.name == "relax.strided_slice" and any(int(s) < 0 for s in _strides(call)):
+        return None
+    if call.op.name == "relax.nn.pad" and any(int(width) for width in call.attrs.pad_width):
+        return None
+    return call.args[0]
+
+
+def _strides(call: relax.Call) -> list[int]:
+    given = call.args[4].fields if len(call.args) > 4 and isinstance(call.args[4], relax.Tuple) else []
+    return [int(stride) for stride in given]
+
+
+@rule("relax.concat")
+def single_concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A concatenation of one tensor."""
+    fields = rewriter.fields(call.args[0])
+    return fields[0] if fields is not None and len(fields) == 1 else None
+
+
+def _slice_of_split(index: int) -> Rule:
+    @rule(f"relax.split[{index}]")
+    def slice_of_split(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+        """One part of a split as a slice, which is fused into its consumer; a split writes all of its parts."""
+        shape = rewriter.shape(call.args[0])
+        if shape is None:
+            return None
+        axis = int(call.attrs.axis) % len(shape)
+        parts = call.attrs.indices_or_sections
+        if isinstance(parts, (int, tvm.tirx.IntImm)):
+            size = -(-shape[axis] // int(parts))
+            bounds = [min(n * size, shape[axis]) for n in range(int(parts) + 1)]
+        else:
+            bounds = [0, *(int(part) for part in parts), shape[axis]]
+        begin, end = bounds[index : index + 2]
+        return op.strided_slice(call.args[0], [axis], [begin], [end], [1])
+
+    return slice_of_split
+
+
+@rule("relax.take")
+def safe_take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A lookup with clipped indices: TVM's fast mode reads out of bounds, and warns."""
+    if str(call.attrs.mode) != "fast":
+        return None
+    axis = call.attrs.axis
+    return op.take(call.args[0], call.args[1], None if axis is None else int(axis), "clip")
+
+
+@rule("relax.take")
+def slice_of_take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A lookup of known consecutive rows is a slice."""
+    rows, shape = rewriter.value(call.args[1]), rewriter.shape(call.args[0])
+    target, mode = rewriter.shape(call), str(call.attrs.mode)
+    if (
+        mode not in ("fast", "wrap", "clip")
+        or rows is None
+        or shape is None
+        or target is None
+        or call.attrs.axis is None
+        or rows.size == 0
+    ):
+        return None
+    axis = int(call.attrs.axis) % len(shape)
+    given = rows.reshape(-1).astype(np.int64)
+    flat = np.asarray(np.clip(given, 0, shape[axis] - 1) if mode == "clip" else given % shape[axis])
+    first, last = int(flat[0]), int(flat[-1])
+    if first < 0 or last >= shape[axis] or not np.array_equal(flat, np.arange(first, last + 1)):
+        return None
+    part = op.strided_slice(call.args[0], [axis], [first], [last + 1], [1])
+    return op.reshape(rewriter.emit(part), target)
+
+
+@rule(*_BINARY, "relax.where", "relax.logical_and", "relax.logical_or")
+def broadcast_unread(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A broadcast operand of an operator that broadcasts by itself."""
+    for position, argument in enumerate(call.args):
+        spread = rewriter.calls(argument, "relax.broadcast_to")
+        if spread is None:
+            continue
+        args = [*call.args[:position], spread.args[0], *call.args[position + 1 :]]
+        found = relax.Call(call.op, args, call.attrs, call.ty_args)
+        if rewriter.shape(call) is None:
+            return None
+        if rewriter.shape(found) == rewriter.shape(call):
+            return found
+        if all(rewriter.shape(other) == () for n, other in enumerate(call.args) if n != position):
+            return op.broadcast_to(rewriter.emit(found), rewriter.shape(call))
+    return None
+
+
+@rule("relax.logical_and")
+def and_true(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """x & true is x, in the shape of both."""
+    for x, other in (call.args, reversed(call.args)):
+        value = rewriter.value(other)
+        if value is not None and np.all(value) and rewriter.shape(call) is not None:
+            return op.broadcast_to(x, rewriter.shape(call))
+    return None
+
+
+@rule("relax.squeeze")
+def squeeze_named_axes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Axes counted from the front: TVM 0.27's ConvertLayout reads memory that is not its own at negative ones."""
+    shape, axes = rewriter.shape(call.args[0]), call.attrs.axis
+    if shape is None or (axes is not None and all(int(axis) >= 0 for axis in axes)):
+        return None
+    named = range(len(shape)) if axes is None else [int(axis) % len(shape) for axis in axes]
+    return op.squeeze(call.args[0], [axis for axis in named if shape[axis] == 1])
+
+
+RULES: list[Rule] = [
+    squeeze_named_axes,
+    one_movement,
+    flatten_in_order,
+    keep_leading_axes,
+    keep_heads,
+    reshape_later,
+    transpose_later,
+    drop_identity,
+    single_concat,
+    *(_slice_of_split(index) for index in range(_MAX_PARTS)),
+    slice_of_take,
+    safe_take,
+    broadcast_unread,
+    and_true,
+]

@@ -1,0 +1,43 @@
+"""Graph optimisations of an imported model, before it is partitioned into subgraphs."""
+
+import tvm
+from tvm import relax
+from tvm.relax import transform
+
+from lib.graph.rewrite import is_call, rewrite
+from lib.graph.rules import arithmetic, attention, constants, convolution, movement, normalization, pooling
+
+RULES = [
+    *constants.RULES,
+    *arithmetic.RULES,
+    *attention.RULES,  # before movement, which would rewrite the patterns that they match
+    *movement.RULES,
+    *normalization.RULES,
+    *convolution.RULES,
+    *pooling.RULES,
+]
+
+
+def simplify(module: tvm.IRModule) -> tvm.IRModule:
+    """A module that computes the same with fewer operators; weights must be constants of `main`."""
+    return rewrite(module, RULES)
+
+
+def _calls(module: tvm.IRModule, operator: str) -> bool:
+    found = []
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, lambda expr: found.append(is_call(expr, operator)))
+    return any(found)
+
+
+def channels_last(module: tvm.IRModule) -> tvm.IRModule:
+    """Convolutions in NHWC with HWIO weights; the transposed weights are folded.
+
+    Simplify before: TVM 0.27's ConvertLayout crashes on what an unfolded batch norm leaves (`var + eps`). It also fails
+    on operators that have nothing to do with convolutions, so models without any are spared.
+    """
+    if _calls(module, "relax.nn.conv2d"):
+        module = transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module)
+    module = simplify(module)
+    return simplify(attention.merge_projections(module))

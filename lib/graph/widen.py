@@ -1,0 +1,93 @@
+"""Output channels padded to whole vectors: 1000 become 1008, of which the last eight are computed for nothing.
+
+A register tile is made of whole vectors (`lib.search.spaces.tiling`). With 1,000 channels these would be half as wide,
+since 16 does not divide them, and the kernel would run at half the speed. So the weights are padded with channels of
+zeros, and the epilogue of the tile drops what they give (a function `cut`, which FuseOps fuses into the contraction).
+"""
+
+from functools import partial
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.relax import op
+
+from lib.graph import patterns
+from lib.graph.reweight import Choose, Replacement, shape_of
+from lib.graph.rewrite import dtype, is_call, is_channels_last
+from lib.machine.registers import narrowed
+
+_FUNCTION = "cut"  # name of the functions that drop the channels, for people
+_MIN_ROWS = 8  # with fewer, the kernel is bound by reading the weights, of which there would be more
+
+
+def replacement(lanes: int) -> Choose:
+    """What pads the output channels of convolutions and products with weights to a multiple of `lanes`, where that is
+    faster."""
+    return partial(_replacement, lanes)
+
+
+def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
+    if not is_call(call, "relax.nn.conv2d", "relax.matmul") or dtype(call) != "float32":
+        return None
+    weight, out = shape_of(call.args[1]), shape_of(call)
+    if not weight or not out or not _has_columns_last(call, weight):
+        return None
+    groups = _groups(call)
+    columns = weight[-1] // groups
+    wider = -(-columns // lanes) * lanes
+    if int(np.prod(out[:-1])) < _MIN_ROWS or not _pays(columns, wider, lanes):
+        return None
+    if groups > 1 and columns < lanes // 2:  # depthwise, or nearly: most of the padded channels would be padding
+        return None
+    return Replacement(
+        kind=(_FUNCTION, groups, wider),
+        value=partial(_padded, groups, wider - columns),
+        shape=(*weight[:-1], groups * wider),
+        emit=partial(_emit, columns),
+    )
+
+
+def _groups(call: relax.Call) -> int:
+    """The groups of a convolution, each with output channels of its own; 1 for a product."""
+    return 1 if is_call(call, "relax.matmul") else int(call.attrs.groups)
+
+
+def _padded(groups: int, more: int, weight: np.ndarray) -> np.ndarray:
+    """A weight with `more` columns of zeros after those of each group."""
+    apart = weight.reshape(*weight.shape[:-1], groups, -1)
+    return np.pad(apart, [(0, 0)] * (apart.ndim - 1) + [(0, more)]).reshape(*weight.shape[:-1], -1)
+
+
+def _has_columns_last(call: relax.Call, weight: tuple[int, ...]) -> bool:
+    """Whether the last axis of the weight is the last one of the result."""
+    return len(weight) == 2 if is_call(call, "relax.matmul") else is_channels_last(call)
+
+
+def _pays(columns: int, wider: int, lanes: int) -> bool:
+    """Whether the share of full vectors that is of use is larger than the share of a register that vectors without
+    padding would fill."""
+    return columns / wider > narrowed(lanes, columns) / lanes
+
+
+def _emit(columns: int, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    attrs = call.attrs
+    if is_call(call, "relax.matmul"):
+        wide = op.matmul(*call.args, out_dtype=attrs.out_dtype)
+    else:
+        wide = op.nn.conv2d(
+            *call.args, strides=[int(s) for s in attrs.strides], padding=[int(p) for p in attrs.padding],
+            dilation=[int(d) for d in attrs.dilation], groups=int(attrs.groups), data_layout="NHWC",
+            kernel_layout="HWIO", out_dtype=dtype(call),
+        )  # fmt: skip
+    cut, marks = partial(_cut, _groups(call), columns), patterns.marks(patterns.ELEMENTWISE)
+    return builder.call_te(cut, builder.emit(wide), primfunc_name_hint=_FUNCTION, primfunc_attrs=marks)
+
+
+def _cut(groups: int, columns: int, wide: te.Tensor) -> te.Tensor:
+    """The first `columns` channels of each group."""
+    shape, wider = [*wide.shape[:-1], tirx.IntImm("int64", groups * columns)], int(wide.shape[-1]) // groups
+
+    def padded(column: tirx.Var) -> tirx.Expr:
+        return column if groups == 1 else column // columns * wider + column % columns
+
+    return te.compute(shape, lambda *index: wide(*index[:-1], padded(index[-1])), name=_FUNCTION)

@@ -1,0 +1,181 @@
+"""3x3 convolutions with fewer multiplications: Winograd's minimal filtering, F(m x m, 3 x 3).
+
+A tile of m x m outputs is computed from (m + 2) x (m + 2) inputs d and the kernel g as A^T [(G g G^T) * (B^T d B)] A;
+summed over the input channels, the product in the middle is one matrix product for each of the (m + 2)^2 positions.
+It takes 4 (m = 2: 2.25) times fewer multiplications than the convolution; the transforms of data and results cost
+additions and memory traffic, those of the kernels are done once, at compile time.
+Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), sections 3 and 4.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from tvm import relax, te, tirx, topi
+
+from lib.graph import patterns
+from lib.graph.reweight import Replacement, shape_of
+from lib.graph.rewrite import dtype, is_call, is_channels_last
+
+FUNCTION = "conv2d_winograd"  # name of the functions that compute one, for people
+KERNEL = 3
+_LANES = 8  # channels that fill a vector
+_FROM_MEMORY, _THROUGH_CACHE = 10, 14  # cost of an element, in multiplications
+
+
+@dataclass(frozen=True, slots=True)
+class Transforms:
+    """The matrices of F(m x m, 3 x 3)."""
+
+    tile: int  # m: outputs in a line of a tile
+    data: np.ndarray  # B^T, (m + 2) x (m + 2)
+    kernel: np.ndarray  # G, (m + 2) x 3
+    result: np.ndarray  # A^T, m x (m + 2)
+
+    @property
+    def window(self) -> int:
+        """Inputs in a line of a tile."""
+        return self.tile + KERNEL - 1
+
+
+_TRANSFORMS = {
+    2: Transforms(
+        2,
+        np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]]),
+        np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]]) / 2,
+        np.array([[1, 1, 1, 0], [0, 1, -1, -1]]),
+    ),
+    4: Transforms(
+        4,
+        np.array([[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
+                  [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]]),
+        np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24,
+        np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]),
+    ),
+}  # fmt: skip
+
+
+def replacement(call: relax.Call) -> Replacement | None:
+    """The convolution of Winograd for a call, where that is faster."""
+    tile = _tile(call)
+    if not tile:
+        return None
+    size = tile + KERNEL - 1
+    return Replacement(
+        kind=(FUNCTION, tile),
+        value=lambda kernel: transformed(kernel, tile),
+        shape=(size, size, *shape_of(call.args[1])[2:]),
+        emit=partial(_emit, tile),
+    )
+
+
+def best_tile(image: tuple[int, int], channels: tuple[int, int], batch: int = 1) -> int:
+    """m of the transform for a convolution to outputs of height and width, from and to channels; 0 for none.
+
+    Counts the cost of each algorithm in multiplications: its own, and its memory traffic, for CPUs of today, which do
+    about ten multiplications while an element comes from memory, where the kernels of a large model are, and about
+    seven while one is written to L2 or L3 between the transforms and the products, and as many while it is read again.
+    """
+    height, width = image
+    kernel, area = channels[0] * channels[1], batch * height * width
+    costs = {0: 9.0 * kernel * area + _FROM_MEMORY * 9 * kernel}
+    for tile, transforms in _TRANSFORMS.items():
+        positions = transforms.window**2
+        elements = batch * -(-height // tile) * -(-width // tile) * positions  # of the transformed image, a channel
+        traffic = _FROM_MEMORY * positions * kernel + _THROUGH_CACHE * elements * sum(channels)
+        costs[tile] = kernel * elements + traffic
+    return min(costs, key=lambda tile: costs[tile])
+
+
+def transformed(kernel: np.ndarray, tile: int) -> np.ndarray:
+    """G g G^T for each pair of channels: HWIO to (m + 2) x (m + 2) x I x O, summed in double precision."""
+    matrix = _TRANSFORMS[tile].kernel
+    return np.einsum("ai,bj,ijco->abco", matrix, matrix, kernel.astype(np.float64)).astype(kernel.dtype)
+
+
+def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: tuple[int, int, int, int]) -> te.Tensor:
+    """A convolution of images (N, H, W, C) with a transformed kernel.
+
+    Args:
+        padding: Of the images, in lines and columns: top, left, bottom, right.
+    """
+    transforms = _TRANSFORMS[tile]
+    batch, height, width, channels = (int(extent) for extent in data.shape)
+    top, left, bottom, right = padding
+    out_height, out_width = height + top + bottom - KERNEL + 1, width + left + right - KERNEL + 1
+    down, across = -(-out_height // tile), -(-out_width // tile)  # tiles
+    beyond = down * tile - out_height, across * tile - out_width
+    padded = topi.nn.pad(data, [0, top, left, 0], [0, bottom + beyond[0], right + beyond[1], 0], name="pad_temp")
+    tiles, size, columns = batch * down * across, transforms.window, int(kernel.shape[3])
+
+    def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
+        image, rest = number // (down * across), number % (down * across)
+        return padded[image, rest // across * tile + line, rest % across * tile + column, channel]
+
+    line = te.reduce_axis((0, size), "line")
+    half = te.compute(
+        (tiles, size, size, channels),
+        lambda p, a, j, c: te.sum(inputs(p, line, j, c) * _entry(transforms.data, a, line), axis=line),
+        name="data_lines",
+    )
+    column = te.reduce_axis((0, size), "column")
+    spread = te.compute(
+        (size, size, tiles, channels),
+        lambda a, b, p, c: te.sum(half[p, a, column, c] * _entry(transforms.data, b, column), axis=column),
+        name="data_columns",
+    )
+    channel = te.reduce_axis((0, channels), "channel")
+    product = te.compute(
+        (size, size, tiles, columns),
+        lambda a, b, p, o: te.sum(spread[a, b, p, channel] * kernel[a, b, channel, o], axis=channel),
+        name="product",
+    )
+    position = te.reduce_axis((0, size), "position")
+    lines = te.compute(
+        (tiles, tile, size, columns),
+        lambda p, i, b, o: te.sum(product[position, b, p, o] * _entry(transforms.result, i, position), axis=position),
+        name="result_lines",
+    )
+    other = te.reduce_axis((0, size), "other")
+    results = te.compute(
+        (tiles, tile, tile, columns),
+        lambda p, i, j, o: te.sum(lines[p, i, other, o] * _entry(transforms.result, j, other), axis=other),
+        name="result_columns",
+    )
+    return te.compute(
+        (batch, out_height, out_width, columns),
+        lambda n, y, x, o: results[(n * down + y // tile) * across + x // tile, y % tile, x % tile, o],
+        name=FUNCTION,
+    )
+
+
+def _tile(call: relax.Call) -> int:
+    """m of the transform for a call; 0 if it is no such convolution, or would not be faster."""
+    if not is_call(call, "relax.nn.conv2d") or dtype(call) != "float32":
+        return 0
+    attrs = call.attrs
+    plain = [int(n) for n in (*attrs.strides, *attrs.dilation, attrs.groups)] == [1] * 5
+    kernel, out = shape_of(call.args[1]), shape_of(call)
+    if not plain or not is_channels_last(call) or kernel[:2] != (KERNEL, KERNEL) or not out:
+        return 0
+    if kernel[2] % _LANES or kernel[3] % _LANES:
+        return 0
+    return best_tile((out[1], out[2]), (kernel[2], kernel[3]), out[0])
+
+
+def _emit(tile: int, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    top, left, bottom, right = (int(p) for p in call.attrs.padding)
+    return builder.call_te(
+        convolution, call.args[0], call.args[1], tile, (top, left, bottom, right), primfunc_name_hint=FUNCTION,
+        primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
+    )  # fmt: skip
+
+
+def _entry(matrix: np.ndarray, row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
+    """An entry of a constant matrix: a literal, once the loops are unrolled."""
+    value: tirx.Expr = tirx.const(0.0, "float32")
+    for (i, j), number in np.ndenumerate(matrix):
+        if number:
+            here = tirx.all(tirx.EQ(row, i), tirx.EQ(column, j))
+            value = tirx.Select(here, tirx.const(float(number), "float32"), value)
+    return value

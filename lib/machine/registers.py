@@ -1,0 +1,35 @@
+"""The vector registers of a CPU, as LLVM may use them: how many, how wide, and which vectors fill an extent."""
+
+from dataclasses import dataclass
+
+from tvm.target import Target, codegen
+
+FLOAT_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """The vector registers of a CPU."""
+
+    count: int
+    lanes: int  # float32 elements in each
+
+
+def registers(target: Target) -> Registers:
+    """What LLVM may use when it compiles for a CPU target.
+
+    The instruction sets decide the width: TVM's `llvm_get_vector_width` does not look at them on x86 (512 for a
+    Haswell). What it does know is the target's own `vector-width`, a limit that the user sets.
+    """
+    features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    limit = int(codegen.llvm_get_vector_width(target)) // FLOAT_BITS
+    if "avx512f" in features:
+        return Registers(32, min(16, limit))
+    if "avx" in features:
+        return Registers(16, min(8, limit))
+    return Registers(32 if "neon" in features else 16, min(4, limit))
+
+
+def narrowed(lanes: int, extent: int) -> int:
+    """The widest vectors that fill an extent, of as many lanes, a half or a quarter of them; else 1."""
+    return next(n for n in (lanes, lanes // 2, lanes // 4, 1) if n and extent % n == 0)

@@ -1,0 +1,95 @@
+"""The processes of a `DevicePool`, and the folder they share: compilers of this machine, and drivers of devices."""
+
+import shutil
+from collections import Counter
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+
+from lib.contracts.errors import DeviceError
+from lib.machine import host, targets
+from lib.measure.fleet import Fleet, Slot
+from lib.measure.process import Worker, living, start_all
+from lib.rpc_server import scratch_folder
+
+
+class DeviceProcesses:
+    """Compilers, one for each core; drivers, one for each device; both started when they are needed."""
+
+    def __init__(self, target: targets.AnyTarget, fleet: Fleet, recycle_after: int, memory_share: float) -> None:
+        """
+        Args:
+            recycle_after: Builds of a compiler before it is replaced.
+            memory_share: Of this machine's memory, that all compilers together may have.
+        """
+        self._target, self._fleet, self._recycle_after = target, fleet, recycle_after
+        self._memory_bytes = host.memory_of_each(memory_share, host.physical_cores())  # of a compiler
+        self.compilers: list[Worker] = []
+        self.drivers: dict[Worker, Slot] = {}
+        self._folder: Path | None = None
+        self._n_libraries = 0
+
+    def start_compilers(self, busy: Collection[Worker] = ()) -> None:
+        """One for each core; those that built enough are replaced."""
+        for worker in self.compilers:
+            if worker not in busy and worker.builds >= self._recycle_after:
+                worker.kill()
+        self.compilers = living(self.compilers)
+        # TVM's default compiler of CUDA, NVRTC, needs a package that TVM does not depend on.
+        environment = {"TMPDIR": str(self.scratch()), "TVM_CUDA_COMPILE_MODE": "nvcc"}
+        missing = host.physical_cores() - len(self.compilers)
+        compiler = partial(Worker, self._target, environment=environment, memory_bytes=self._memory_bytes)
+        self.compilers += start_all([compiler] * missing)
+
+    def start_drivers(self, busy: Collection[Worker] = ()) -> None:
+        """One for each device there is; those whose device is gone end when they are idle.
+
+        Raises:
+            DeviceError: There is no device, and none will come.
+        """
+        self.drivers = {driver: self.drivers[driver] for driver in living(self.drivers)}
+        missing = Counter(self._fleet.slots())
+        if not missing:
+            raise DeviceError(self._fleet.missing())
+        for driver, slot in list(self.drivers.items()):
+            if missing[slot]:
+                missing[slot] -= 1
+            elif driver not in busy:
+                driver.kill()
+                del self.drivers[driver]
+        slots = list(missing.elements())
+        self.drivers |= dict(zip(start_all([partial(self._driver, slot) for slot in slots]), slots, strict=True))
+
+    def a_compiler(self) -> Worker:
+        """One that is idle, where nothing else is going on."""
+        self.start_compilers()
+        return self.compilers[0]
+
+    def a_driver(self) -> Worker:
+        """One that is idle, where nothing else is going on."""
+        self.start_drivers()
+        return next(iter(self.drivers))
+
+    def _driver(self, slot: Slot) -> Worker:
+        environment = {"TMPDIR": str(self.scratch()), **dict(slot.environment)}
+        return Worker(self._target, str(slot.devices), module="lib.measure.driver", environment=environment)
+
+    def scratch(self) -> Path:
+        """A folder for libraries, and for what compilers leave when they are killed."""
+        if self._folder is None:
+            self._folder = scratch_folder()
+        return self._folder
+
+    def new_library(self) -> Path:
+        """Where the next library goes."""
+        self._n_libraries += 1
+        return self.scratch() / f"{self._n_libraries}.so"
+
+    def close(self) -> None:
+        """End all processes; remove what they left."""
+        for worker in [*self.compilers, *self.drivers]:
+            worker.kill()
+        self.compilers, self.drivers = [], {}
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

@@ -1,0 +1,39 @@
+"""From what `--devices` says to what measures, and to the conditions under which it does."""
+
+from lib.contracts.errors import ConfigError
+from lib.machine.targets import AnyTarget, GpuTarget
+from lib.measure import identity
+from lib.measure.device_pool import DevicePool
+from lib.measure.devices import Devices, Replay, Rpc
+from lib.measure.fleet import GpuFleet, RpcFleet
+from lib.measure.local_pool import LocalPool
+from lib.measure.replay import ReplayRunner
+from lib.measure.runner import MeasureConfig, Pool, Runner
+
+
+def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig) -> Pool | ReplayRunner:
+    """What measures candidates; starts no process yet.
+
+    Raises:
+        ConfigError: There is nothing to replay.
+    """
+    if isinstance(devices, Replay):
+        return ReplayRunner(
+            devices.folder, identity.conditions(target, "", config.weights if target.kind == "llvm" else "warm")
+        )
+    if isinstance(devices, Rpc):
+        return DevicePool(target, config, RpcFleet(devices.tracker, devices.key, target))
+    if isinstance(target, GpuTarget):
+        return DevicePool(target, config, GpuFleet())
+    return LocalPool(target, config)
+
+
+def require_pool(runner: Runner) -> Pool:
+    """A runner that has devices.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if isinstance(runner, (LocalPool, DevicePool)):
+        return runner
+    raise ConfigError("--devices replay: nothing can be compiled, since winners are timed and checked again.")

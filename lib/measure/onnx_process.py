@@ -1,0 +1,78 @@
+"""The process that runs an ONNX file as ONNX itself means it.
+
+Started by `onnx_peer`. It has ONNX Runtime if that is installed, else
+the reference evaluator of the `onnx` package, which is exact and slow.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from lib.measure.connection import Connection
+from lib.measure.protocol import Infer, Inferred, OnnxOpened, OpenOnnx, TimeLibrary
+
+Run = Callable[[], Sequence[np.ndarray]]
+
+
+class OnnxFiles:
+    """The files that were opened, by name."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Run] = {}
+
+    def open(self, request: OpenOnnx) -> OnnxOpened:
+        """See `OpenOnnx`."""
+        arrays = list(np.load(request.inputs).values())
+        self._loaded[request.name], by, is_timed = _load(request.file, arrays, request.threads)
+        return OnnxOpened(by, is_timed)
+
+    def infer(self, request: Infer) -> Inferred:
+        """See `Infer`."""
+        started = time.perf_counter()
+        outputs = self._loaded[request.name]()
+        latency_s = time.perf_counter() - started
+        np.savez(request.out, *map(np.asarray, outputs))
+        return Inferred(latency_s)
+
+    def time(self, request: TimeLibrary) -> Inferred:
+        """See `TimeLibrary`; after a warm-up of as long."""
+        for _ in range(2):
+            latencies: list[float] = []
+            end = time.perf_counter() + request.seconds
+            while not latencies or time.perf_counter() < end:
+                started = time.perf_counter()
+                self._loaded[request.name]()
+                latencies.append(time.perf_counter() - started)
+        return Inferred(median(latencies))
+
+
+def _load(file: Path, arrays: Sequence[np.ndarray], threads: int) -> tuple[Run, str, bool]:
+    """What infers, its name with its version, and whether its latency says anything."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return _reference(file, arrays)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    feed = dict(zip([value.name for value in session.get_inputs()], arrays, strict=True))
+    return lambda: session.run(None, feed), f"ONNX Runtime {onnxruntime.__version__}", True
+
+
+def _reference(file: Path, arrays: Sequence[np.ndarray]) -> tuple[Run, str, bool]:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(str(file))
+    weights = {tensor.name for tensor in evaluator.proto_.graph.initializer}
+    feed = dict(zip([name for name in evaluator.input_names if name not in weights], arrays, strict=True))
+    return lambda: evaluator.run(None, feed), f"the reference evaluator of onnx {onnx.__version__}", False
+
+
+def main(descriptor: int, _target_text: str) -> None:
+    """Answer requests until the parent closes the socket."""
+    connection, files = Connection(descriptor), OnnxFiles()
+    connection.serve({OpenOnnx: files.open, Infer: files.infer, TimeLibrary: files.time})

@@ -1,0 +1,273 @@
+"""Operators of ONNX that TVM's importer lacks or gets wrong, and that ONNX defines by no function: as simpler ones.
+
+Each rule takes a node and returns nodes that compute the same, or None where it does not apply; what is left then is
+for the importer to refuse by name. Shapes are static, and what says how to compute is constant, by then: `onnx_folding`
+ran before. All of this was seen on the backend tests of the onnx package with TVM 0.27.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from lib.models import onnx_recurrence, onnx_resize
+from lib.models.onnx_graph import Graph, Nodes, attributes
+
+
+def decompose(proto: onnx.ModelProto) -> bool:
+    """Replace such nodes, in place; returns whether there may be any."""
+    if not any(node.op_type in RULES for node in proto.graph.node):
+        return False
+    graph = Graph(proto)
+    nodes: list[onnx.NodeProto] = []
+    for node in proto.graph.node:
+        rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        nodes += (rule(node, graph) if rule else None) or [node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(graph.constants)
+    return True
+
+
+def _sum(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """One at a time: TVM stacks all of them, which its layouts cannot follow."""
+    nodes, last = [], node.input[0]
+    for name in node.input[1:]:
+        nodes.append(graph.node("Add", last, name))
+        last = nodes[-1].output[0]
+    return graph.ending(node, [*nodes, graph.node("Identity", last)])
+
+
+def _mean(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    nodes = list(_sum(node, graph) or [])
+    total = graph.fresh()
+    nodes[-1].output[0] = total
+    count = graph.constant(np.array(len(node.input), graph.dtype(node.input[0])))
+    return graph.ending(node, [*nodes, graph.node("Div", total, count)])
+
+
+def _is_inf(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Of one sign alone: TVM looks at the magnitude."""
+    signs = attributes(node, detect_negative=1, detect_positive=1)
+    if signs["detect_negative"] == signs["detect_positive"] == 1:
+        return None
+    sign = 1 if signs["detect_positive"] else -1
+    value = np.inf * sign if signs["detect_positive"] or signs["detect_negative"] else np.nan
+    bound = graph.constant(np.array(value, graph.dtype(node.input[0])))
+    return graph.ending(node, [graph.node("Equal", node.input[0], bound)])
+
+
+def _pow(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Of two types: the result has that of the base."""
+    base, exponent = (graph.elem_type(name) for name in node.input)
+    if not base or not exponent or base == exponent:
+        return None
+    between = TensorProto.FLOAT if base != TensorProto.DOUBLE else base
+    casts = [graph.node("Cast", name, to=between) for name in node.input]
+    power = graph.node("Pow", *(cast.output[0] for cast in casts))
+    return graph.ending(node, [*casts, power, graph.node("Cast", power.output[0], to=base)])
+
+
+def _of_booleans(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """The largest or smallest of them, as integers."""
+    if graph.elem_type(node.input[0]) != TensorProto.BOOL:
+        return None
+    cast = graph.node("Cast", node.input[0], to=TensorProto.INT32)
+    inner = graph.like(node, cast.output[0], *node.input[1:])
+    return graph.ending(node, [cast, inner, graph.node("Cast", inner.output[0], to=TensorProto.BOOL)])
+
+
+def _dropout(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """At inference it keeps all, and says so."""
+    if len(node.output) < 2 or graph.shape(node.input[0]) is None:
+        return None
+    mask = graph.constant(np.ones(graph.shape(node.input[0]), bool))
+    kept = graph.node("Identity", node.input[0])
+    kept.output[0] = node.output[0]
+    return [kept, *graph.ending(node, [graph.node("Identity", mask)], output=1)]
+
+
+def _compress(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """What a constant chooses."""
+    chosen = graph.value(node.input[1])
+    if chosen is None:
+        return None
+    axis = attributes(node, axis=None)["axis"]
+    data, nodes = node.input[0], []
+    if axis is None:
+        flat = graph.node("Reshape", data, graph.constant(np.array([-1])))
+        nodes, data = [flat], flat.output[0]
+    indices = graph.constant(np.flatnonzero(chosen))
+    return graph.ending(node, [*nodes, graph.node("Gather", data, indices, axis=axis or 0)])
+
+
+def _eye_like(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    shape, given = graph.shape(node.input[0]), attributes(node, k=0, dtype=0)
+    dtype = given["dtype"] or graph.elem_type(node.input[0])
+    if shape is None or not dtype:
+        return None
+    rows, columns = shape
+    eye = np.eye(rows, columns, k=given["k"]).astype(helper.tensor_dtype_to_np_dtype(dtype))
+    return graph.ending(node, [graph.node("Identity", graph.constant(eye))])
+
+
+def _conv_transpose(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """With the extents that come out given: what they leave is padding."""
+    shape, kernel = graph.shape(node.input[0]), graph.shape(node.input[1])
+    given = attributes(node, output_shape=None, strides=None, dilations=None, output_padding=None, auto_pad=b"NOTSET")
+    if given["output_shape"] is None or shape is None or kernel is None:
+        return None
+    n = len(shape) - 2
+    strides, dilations = given["strides"] or [1] * n, given["dilations"] or [1] * n
+    more = given["output_padding"] or [0] * n
+    wanted = given["output_shape"][-n:]
+    full = [s * (i - 1) + o + (k - 1) * d + 1
+            for s, i, o, k, d in zip(strides, shape[2:], more, kernel[2:], dilations, strict=True)]  # fmt: skip
+    total = [a - b for a, b in zip(full, wanted, strict=True)]
+    # Extents that the kernel does not reach are zeros after the last: output padding, as TVM has it, too.
+    extra = [max(0, -t) for t in total]
+    total = [max(0, t) for t in total]
+    lower = given["auto_pad"] == b"SAME_UPPER"
+    begin = [t // 2 if lower else t - t // 2 for t in total]
+    changed = {"pads": begin + [t - b for t, b in zip(total, begin, strict=True)],
+               "output_padding": [a + b for a, b in zip(more, extra, strict=True)]}  # fmt: skip
+    return [graph.changed(node, changed, without=("output_shape", "auto_pad"))]
+
+
+def _lp_normalization(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    given = attributes(node, axis=-1, p=2)
+    kind = "ReduceL1" if given["p"] == 1 else "ReduceL2"
+    norm = graph.reduce(kind, node.input[0], given["axis"])
+    zero = graph.constant(np.array(0, graph.dtype(node.input[0])))
+    one = graph.constant(np.array(1, graph.dtype(node.input[0])))
+    vanishes = graph.node("Equal", norm.output[0], zero)
+    divisor = graph.node("Where", vanishes.output[0], one, norm.output[0])
+    return graph.ending(node, [norm, vanishes, divisor, graph.node("Div", node.input[0], divisor.output[0])])
+
+
+def _tile(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Axis by axis: of a remainder on several axes at once LLVM 22 makes wrong code for AVX-512."""
+    shape, repeats = graph.shape(node.input[0]), graph.value(node.input[1]) if len(node.input) == 2 else None
+    if shape is None or repeats is None or (repeats > 1).sum() < 2:
+        return None
+    nodes, last = [], node.input[0]
+    for axis, (extent, count) in enumerate(zip(shape, repeats.tolist(), strict=True)):
+        if count != 1:
+            indices = graph.constant(np.tile(np.arange(extent), count))
+            nodes.append(graph.node("Gather", last, indices, axis=axis))
+            last = nodes[-1].output[0]
+    return graph.ending(node, nodes)
+
+
+def _space_to_depth(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """With channels before the places within a block (`CRD`): TVM knows the other order."""
+    shape, given = graph.shape(node.input[0]), attributes(node, mode=b"DCR")
+    if given["mode"] != b"CRD" or shape is None:
+        return None
+    (n, c, h, w), b = shape, given["blocksize"]
+    apart = graph.node("Reshape", node.input[0], graph.constant(np.array([n, c, h // b, b, w // b, b])))
+    ordered = graph.node("Transpose", apart.output[0], perm=[0, 1, 3, 5, 2, 4])
+    together = graph.node("Reshape", ordered.output[0], graph.constant(np.array([n, c * b * b, h // b, w // b])))
+    return graph.ending(node, [apart, ordered, together])
+
+
+def _dft(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Products with constant cosines and sines."""
+    shape = graph.shape(node.input[0])
+    given = attributes(node, axis=None, inverse=0, onesided=0)
+    lengths, axes = [graph.value(name) if name else None for name in [*node.input, "", ""][1:3]]
+    if shape is None or any(name and graph.value(name) is None for name in node.input[1:]):
+        return None
+    axis = (
+        given["axis"] if given["axis"] is not None else int(axes) if axes is not None else (1, -2)[graph.version >= 20]
+    )
+    axis, parts, inverse = axis % len(shape), shape[-1], bool(given["inverse"])
+    n = shape[axis]
+    length = int(lengths) if lengths is not None else n
+    if given["onesided"] and inverse:
+        return None  # the other half is to be made up first
+    turns = np.outer(np.arange(min(n, length)), np.arange(length // 2 + 1 if given["onesided"] else length)) / length
+    angles, scale = 2 * np.pi * turns * (1 if inverse else -1), 1 / length if inverse else 1.0
+    dtype = graph.dtype(node.input[0])
+    cos, sin = (graph.constant((scale * of(angles)).astype(dtype)) for of in (np.cos, np.sin))
+    order = [a for a in range(len(shape) - 1) if a != axis] + [axis]
+    at = onnx_recurrence.Steps(graph)
+    read = [at("Transpose", at.gather(node.input[0], part, len(shape) - 1), perm=order) for part in range(parts)]
+    read = [at.rows(name, 0, length, axis=len(order) - 1) if length < n else name for name in read]
+    real, imaginary = at("MatMul", read[0], cos), at("MatMul", read[0], sin)
+    if parts == 2:
+        real = at("Sub", real, at("MatMul", read[1], sin))
+        imaginary = at("Add", imaginary, at("MatMul", read[1], cos))
+    back = [order.index(a) for a in range(len(order))]
+    at.stacked([at("Transpose", name, perm=back) for name in (real, imaginary)], len(shape) - 1)
+    return graph.ending(node, at.nodes)
+
+
+def _resize(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Axis by axis, as a sum of what constant indices gather; TVM's own only where it is right."""
+    shape = graph.shape(node.input[0])
+    plan = onnx_resize.plan(node, graph) if shape is not None else None
+    if plan is None:
+        return None
+    nodes: list[onnx.NodeProto] = []
+    last, dtype = node.input[0], graph.dtype(node.input[0])
+    if plan.dtype_between != dtype:
+        nodes.append(graph.node("Cast", last, to=helper.np_dtype_to_tensor_dtype(np.dtype(plan.dtype_between))))
+        last = nodes[-1].output[0]
+    for axis, taps in plan.axes:
+        made = list(_along(last, axis, taps, len(shape or ()), plan.dtype_between, graph))
+        nodes += made
+        last = made[-1].output[0]
+    if plan.dtype_between != dtype:
+        nodes.append(graph.node("Cast", last, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
+    if not nodes:
+        nodes = [graph.node("Identity", last)]
+    return graph.ending(node, nodes)
+
+
+def _along(
+    name: str, axis: int, taps: onnx_resize.Taps, ndim: int, dtype: Any, graph: Graph
+) -> Iterator[onnx.NodeProto]:
+    around = [-1 if n == axis else 1 for n in range(ndim)]
+    total = ""
+    for indices, weights in zip(taps.indices, taps.weights, strict=True):
+        found = graph.node("Gather", name, graph.constant(indices), axis=axis)
+        yield found
+        term = found.output[0]
+        if not (weights == 1).all():
+            scaled = graph.node("Mul", term, graph.constant(weights.astype(dtype).reshape(around)))
+            yield scaled
+            term = scaled.output[0]
+        if total:
+            added = graph.node("Add", total, term)
+            yield added
+            term = added.output[0]
+        total = term
+    if taps.constant.any():
+        yield graph.node("Add", total, graph.constant(taps.constant.astype(dtype).reshape(around)))
+
+
+Rule = Callable[[onnx.NodeProto, Graph], Nodes]
+
+RULES: dict[str, Rule] = {
+    "Sum": _sum,
+    "Mean": _mean,
+    "IsInf": _is_inf,
+    "Pow": _pow,
+    "ReduceMax": _of_booleans,
+    "ReduceMin": _of_booleans,
+    "Dropout": _dropout,
+    "Compress": _compress,
+    "EyeLike": _eye_like,
+    "ConvTranspose": _conv_transpose,
+    "LpNormalization": _lp_normalization,
+    "Tile": _tile,
+    "SpaceToDepth": _space_to_depth,
+    "DFT": _dft,
+    "Resize": _resize,
+    "LSTM": onnx_recurrence.lstm,
+    "GRU": onnx_recurrence.gru,
+    "RNN": onnx_recurrence.rnn,
+}

@@ -1,0 +1,194 @@
+"""ONNX files as models: checked before anything is converted, with errors that name the operator or the input."""
+
+import contextlib
+import io
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import tvm
+from google.protobuf.message import DecodeError
+from tvm.error import OpNotImplemented
+from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
+
+from lib.contracts.errors import ModelError, require_file
+from lib.graph.fusion import Model, lift_constants
+from lib.graph.simplify import channels_last, simplify
+from lib.models import onnx_decompositions, onnx_external, onnx_folding, onnx_functions
+from lib.models.onnx_graph import attributes
+
+_OF_UNKNOWN_SHAPE = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}
+
+
+def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Model:
+    """Import an ONNX file; convolutions in NHWC, batch norms folded.
+
+    Args:
+        shapes: Of inputs, by name, where the file leaves dimensions open; or extents (one number) of dimensions,
+            by their name in the file.
+
+    Raises:
+        ModelError: The file is missing or damaged, has dynamic shapes that `shapes` does not settle, or uses an
+            operator that TVM does not import. The message says which.
+    """
+    module = _import(path, dict(shapes or {}))  # the file's own copy of the weights is gone with it
+    return lift_constants(channels_last(simplify(module)))
+
+
+def _import(path: Path, shapes: dict[str, tuple[int, ...]]) -> tvm.IRModule:
+    proto = _read(path)
+    _leave_true_inputs(proto.graph)
+    if not proto.graph.input:
+        raise ModelError(f"{path} has no inputs: it computes the same each time, and nothing is left to tune.")
+    _settle_shapes(proto.graph, shapes, path)
+    onnx_folding.fold(proto)
+    for simplified in (onnx_functions.expand, onnx_decompositions.decompose):
+        if simplified(proto):
+            onnx_folding.fold(proto)
+    _refuse_shapes_that_depend_on_values(proto.graph, path)
+    _refuse_training(proto.graph, path)
+    return _convert(proto, path)
+
+
+def _refuse_shapes_that_depend_on_values(graph: onnx.GraphProto, path: Path) -> None:
+    if found := sorted({node.op_type for node in graph.node} & _OF_UNKNOWN_SHAPE):
+        raise ModelError(
+            f"{path} uses {', '.join(found)}, whose results have shapes that depend on the values of inputs: nothing "
+            "after it can be compiled for fixed shapes. Cut the model before it (`onnx.utils.extract_model`)."
+        )
+
+
+def _refuse_training(graph: onnx.GraphProto, path: Path) -> None:
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and attributes(node, training_mode=0)["training_mode"]:
+            raise ModelError(
+                f"{path}: BatchNormalization {node.name!r} is in training mode, where it computes with the statistics "
+                "of its batch. Export the model for inference (`model.eval()`)."
+            )
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    require_file(path)
+    try:
+        proto = onnx.load(path, load_external_data=False)
+        onnx_external.check(proto, path)
+        onnx.load_external_data_for_model(proto, str(path.parent))
+    except DecodeError as error:
+        raise ModelError(f"{path} is damaged or no ONNX file: {error}") from error
+    except (onnx.checker.ValidationError, ValueError) as error:  # a location outside the model's folder, say
+        raise ModelError(f"{path} is incomplete: {str(error).splitlines()[0]}") from error
+    if not proto.graph.node:
+        raise ModelError(f"{path} is damaged or empty: it holds no operators.")
+    _check_header(proto, path)
+    return proto
+
+
+def _check_header(proto: onnx.ModelProto, path: Path) -> None:
+    """What the importer would take without a word."""
+    newest = onnx.defs.onnx_opset_version()
+    for opset in proto.opset_import:
+        if opset.domain in ("", "ai.onnx") and opset.version > newest:
+            raise ModelError(f"{path} has operator set {opset.version}; known are those up to {newest}.")
+    names = Counter(value.name for value in proto.graph.input)
+    if double := sorted(name for name, count in names.items() if count > 1):
+        raise ModelError(f"{path} has several inputs of one name: {', '.join(double)}.")
+    graph = proto.graph
+    made = {value.name for value in (*graph.input, *graph.initializer)}
+    made |= {tensor.values.name for tensor in graph.sparse_initializer} | {""}  # an input that is left out has no name
+    for node in graph.node:
+        if missing := [name for name in node.input if name not in made]:
+            raise ModelError(
+                f"{path} is damaged: {node.op_type} {node.name!r} reads {missing[0]!r}, which nothing before it makes."
+            )
+        made.update(node.output)
+
+
+def _leave_true_inputs(graph: onnx.GraphProto) -> None:
+    """Old files list the weights among the inputs."""
+    weights = {tensor.name for tensor in graph.initializer}
+    true_inputs = [value for value in graph.input if value.name not in weights]
+    del graph.input[:]
+    graph.input.extend(true_inputs)
+
+
+def _settle_shapes(graph: onnx.GraphProto, shapes: dict[str, tuple[int, ...]], path: Path) -> None:
+    """Give every input a static shape."""
+    names = {value.name for value in graph.input}
+    open_dims = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    for name, shape in shapes.items():
+        if name not in names | open_dims or (name not in names and len(shape) != 1):
+            raise ModelError(
+                f"--shape {name}={','.join(map(str, shape))}: {path} has the inputs {', '.join(sorted(names))}"
+                + (f" and the open dimensions {', '.join(sorted(open_dims))} (one extent each)." if open_dims else ".")
+            )
+    for value in graph.input:
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape") and value.name not in shapes:
+            raise ModelError(
+                f"{path}: input {value.name!r} has no shape. Give it one: --shape {value.name}=EXTENT,EXTENT,..."
+            )
+        _settle(value, shapes, path)
+
+
+def _settle(value: onnx.ValueInfoProto, shapes: dict[str, tuple[int, ...]], path: Path) -> None:
+    tensor = value.type.tensor_type
+    found = [dim.dim_param or "?" if not dim.HasField("dim_value") else str(dim.dim_value) for dim in tensor.shape.dim]
+    given = shapes.get(value.name)
+    if given is None:
+        given = tuple(shapes.get(dim, (int(dim) if dim.isdigit() else 0,))[0] for dim in found)
+    elif tensor.HasField("shape") and (
+        len(given) != len(found) or any(d.isdigit() and int(d) not in (0, n) for d, n in zip(found, given, strict=True))
+    ):
+        raise ModelError(
+            f"--shape {value.name}={','.join(map(str, given))}: the file {path} has ({', '.join(found)}) there."
+        )
+    if 0 in given and not any(dim == "?" or not dim.isdigit() for dim in found):
+        raise ModelError(
+            f"{path}: input {value.name!r} has the shape ({', '.join(found)}): no elements, nothing to tune."
+        )
+    if not all(given):
+        raise ModelError(
+            f"{path}: input {value.name!r} has the dynamic shape ({', '.join(found)}). Say which to tune for: "
+            f"--shape {value.name}={','.join(str(n or dim) for n, dim in zip(given, found, strict=True))} with numbers."
+        )
+    del tensor.shape.dim[:]
+    tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in given)
+
+
+@contextlib.contextmanager
+def _pairwise() -> Iterator[None]:
+    """Max and Min two by two, as TVM imports them where it knows no shapes; else it stacks all of them, and its
+    ConvertLayout fails on that."""
+    kinds = (onnx_frontend.Max, onnx_frontend.Min)
+    before = [vars(kind).get("_impl_v1") for kind in kinds]
+    for kind in kinds:
+        kind._impl_v1 = classmethod(lambda cls, bb, inputs, attr, params: cls._impl_dynamic(bb, inputs))
+    try:
+        yield
+    finally:
+        for kind, own in zip(kinds, before, strict=True):
+            if own is None:
+                del kind._impl_v1
+            else:
+                kind._impl_v1 = own
+
+
+def _convert(proto: onnx.ModelProto, path: Path) -> tvm.IRModule:
+    told = io.StringIO()  # the importer prints what it raises next
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(told):
+            warnings.simplefilter("ignore")  # onnx's checker knows no operators but its own; the importer decides
+            with _pairwise():
+                return from_onnx(proto)
+    except OpNotImplemented as error:
+        operators = str(error).rpartition(": ")[2].strip()
+        raise ModelError(f"{path} uses operators that cannot be imported: {operators}.") from error
+    except Exception as error:  # the importer raises whatever its converters meet
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        if isinstance(error, LookupError):
+            reason = [f"it lacks {reason[-1]}"]
+        operator = told.getvalue().partition("Error converting operator ")[2].partition(",")[0]
+        where = f" (operator {operator})" if operator else ""
+        raise ModelError(f"{path} cannot be imported{where}: {reason[-1]}") from error

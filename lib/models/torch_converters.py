@@ -1,0 +1,117 @@
+"""How torch's operators are taken apart, and written in Relax where TVM 0.27's importer is wrong or costs time."""
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+
+def decompositions(torch: ModuleType) -> Any:
+    """How operators are taken apart: as torch does it, but products stay whole.
+
+    torch makes `addmm` of linear layers and `bmm` of batched products, in reshapes and expansions.
+    """
+    aten = torch.ops.aten
+    table = torch.export.default_decompositions()
+    for operator in (aten.linear.default, aten.matmul.default):
+        table.pop(operator, None)
+    table[aten.scaled_dot_product_attention.default] = _attention
+    return table
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """scaled_dot_product_attention in four operators; torch's own decomposition scans all scores for masked rows.
+
+    Args:
+        query: `... x n x d`; key and value are `... x m x d`, of fewer heads if `enable_gqa`.
+        attn_mask: Broadcasts to `... x n x m`; where it is False, or adds -inf, nothing is read.
+
+    A row that may read nothing gives zeros, as in torch.
+    """
+    import torch
+
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    scores = (query @ key.transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if attn_mask is None:
+        return scores.softmax(-1) @ value
+    readable = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
+    if attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, -math.inf).to(query.dtype)
+    result = (scores + attn_mask).softmax(-1) @ value
+    return result if is_causal else torch.where(readable.any(-1, keepdim=True), result, 0.0)
+
+
+def _embedding(node: Any, importer: Any) -> relax.Var:
+    """A plain gather by the ids as they come; the importer casts, flattens and restores them."""
+    table, ids = (importer.env[argument] for argument in node.args[:2])
+    return importer.block_builder.emit(relax.op.take(table, ids, axis=0, mode="clip"))
+
+
+def _index(node: Any, importer: Any) -> relax.Var:
+    """To read every element once, in order (as the masks of transformers are read), is to reshape."""
+    x, indices = importer.env[node.args[0]], [importer.env.get(index) for index in node.args[1]]
+    if all(isinstance(index, tvm.ir.Constant) for index in indices):
+        numbers = np.arange(math.prod(node.args[0].meta["val"].shape)).reshape(node.args[0].meta["val"].shape)
+        read = numbers[tuple(index.value.numpy() for index in indices)]
+        if np.array_equal(read.ravel(), numbers.ravel()):
+            return importer.block_builder.emit(relax.op.reshape(x, read.shape))
+    return importer._index_tensor(node)
+
+
+def _select(node: Any, importer: Any) -> relax.Var:
+    """A slice without its axis; the importer gathers by a constant index."""
+    x = importer.env[node.args[0]]
+    axis, index = node.args[1] % x.ty.ndim, node.args[2] % int(x.ty.shape[node.args[1]])
+    part = relax.op.strided_slice(x, [axis], [index], [index + 1])
+    return importer.block_builder.emit(relax.op.squeeze(importer.block_builder.emit(part), [axis]))
+
+
+def _cumsum(node: Any, importer: Any) -> relax.Var:
+    """Sums of booleans and small integers are int64 in torch; the importer keeps their type."""
+    x = importer.env[node.args[0]]
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    if str(x.ty.dtype) != dtype:
+        x = importer.block_builder.emit(relax.op.astype(x, dtype))
+    return importer.block_builder.emit(relax.op.cumsum(x, axis=node.args[1]))
+
+
+def _permute(node: Any, importer: Any) -> relax.Var:
+    """Axes counted from the start: ConvertLayout takes no others."""
+    x = importer.env[node.args[0]]
+    return importer.block_builder.emit(relax.op.permute_dims(x, [axis % x.ty.ndim for axis in node.args[1]]))
+
+
+def _squeeze(node: Any, importer: Any) -> relax.Var:
+    """Axes counted from the start (ConvertLayout crashes on others), and only those of extent 1, as torch has it."""
+    x = importer.env[node.args[0]]
+    axes = {axis % x.ty.ndim for axis in np.atleast_1d(node.args[1]).tolist()}
+    kept = sorted(axis for axis in axes if int(x.ty.shape[axis]) == 1)
+    return importer.block_builder.emit(relax.op.squeeze(x, kept)) if kept else x
+
+
+CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
+    "cumsum.default": _cumsum,
+    "embedding.default": _embedding,
+    "index.Tensor": _index,
+    "permute.default": _permute,
+    "select.int": _select,
+    "squeeze.dim": _squeeze,
+    "squeeze.dims": _squeeze,
+}

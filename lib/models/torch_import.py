@@ -1,0 +1,216 @@
+"""Files of `torch.export.save` as models: what was read is checked, then translated, with operators kept whole.
+
+torch is imported only when such a file is loaded: it is the extra `torch` of this package.
+"""
+
+import gc
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from lib.contracts.errors import ModelError, require_file
+from lib.graph.fusion import Model, lift_constants
+from lib.graph.simplify import channels_last, simplify
+from lib.models import torch_archive
+from lib.models.torch_archive import first_line
+from lib.models.torch_converters import CONVERTERS, decompositions
+
+
+def load(path: Path) -> Model:
+    """Import an exported program with static shapes; inputs keep their names, tuples and dicts come out flat.
+
+    Weights are never unpickled into anything but tensors, and a file that needs more is refused. Beyond that torch
+    vouches for nothing ("never load data from an untrusted source"): it evaluates the symbolic expressions that a
+    file holds. So load only files from people whose code you would run.
+
+    Raises:
+        ModelError: torch is not installed; the file is missing or damaged, has dynamic shapes, was exported in
+            training mode, or uses an operator that TVM does not import. The message says which.
+    """
+    require_file(path)
+    with _no_warnings():
+        torch = _import_torch(path)
+        program = torch_archive.read(torch, path)
+        _check_inputs(torch, program, path)
+        _check_shapes(torch, program, path)
+        _check_weights(torch, program, path)
+        program = _decompose(torch, program, path)
+        _check_state(program, path)
+        module = _translate(program, path)
+    del program
+    gc.collect()  # graphs of torch are cycles: without this the weights stay in memory beside those cleaned up
+    return lift_constants(channels_last(simplify(module)))
+
+
+def _import_torch(path: Path) -> ModuleType:
+    try:
+        import torch
+        import torch.export
+    except ImportError as error:
+        raise ModelError(
+            f"{path} needs torch, which is not installed ({error}). "
+            "Install it with `pip install torch`, or with this package: `pip install -e .[torch]`."
+        ) from error
+    return torch
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """What torch warns itself of (a class of its own that it deprecates) is no user's to mend; where warnings are
+    errors, it would end the import as the model's fault."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# Checking.
+
+
+def _check_inputs(torch: ModuleType, program: Any, path: Path) -> None:
+    """Inputs are tensors of fixed shapes, or flags and the like, which are fixed altogether."""
+    from torch.export.graph_signature import ConstantArgument, InputKind
+
+    values = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is not InputKind.USER_INPUT or isinstance(spec.arg, ConstantArgument):
+            continue
+        name, value = spec.arg.name, values.get(spec.arg.name)
+        if not isinstance(value, torch.Tensor):
+            raise ModelError(f"{path}: input {name!r} is {value!r}, not a tensor. Export the model without it.")
+        dynamic = [axis for axis, extent in enumerate(value.shape) if isinstance(extent, torch.SymInt)]
+        if dynamic:
+            shape = ", ".join(str(extent) for extent in value.shape)
+            raise ModelError(
+                f"{path}: input {name!r} has the dynamic shape ({shape}): dimension {dynamic[0]} is not fixed. "
+                "Call torch.export.export without `dynamic_shapes`, on inputs of the size to tune for."
+            )
+
+
+def _check_shapes(torch: ModuleType, program: Any, path: Path) -> None:
+    """No operator whose result has as many elements as its values say."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and any(isinstance(extent, torch.SymInt) for extent in value.shape):
+            raise ModelError(
+                f"{path}: the shape of {node.name!r}, which {_operator(node)} makes, depends on its values. "
+                "Export a model whose shapes are all fixed."
+            )
+
+
+def _check_weights(torch: ModuleType, program: Any, path: Path) -> None:
+    """What the importer makes products of, in the memory that TVM reads: float32 on the CPU."""
+    for name, tensor in {**program.state_dict, **program.constants}.items():
+        if tensor.device.type != "cpu":
+            raise ModelError(f"{path}: {name!r} is on {tensor.device}. Call model.cpu() before the export.")
+        if tensor.dtype.is_floating_point and tensor.dtype != torch.float32:
+            raise ModelError(f"{path}: {name!r} is {tensor.dtype}. Call model.float() before the export.")
+
+
+def _operator(node: Any) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _check_state(program: Any, path: Path) -> None:
+    """No inference changes what the next one reads; a decomposed program tells."""
+    changed = list(program.graph_signature.buffers_to_mutate.values())
+    if changed:
+        raise ModelError(
+            f"{path}: each inference changes {changed[0]!r}, as in training. Call model.eval() before the export."
+        )
+
+
+# Translating.
+
+
+def _decompose(torch: ModuleType, program: Any, path: Path) -> Any:
+    """The program in fewer kinds of operators, none of which writes to its arguments."""
+    try:
+        with torch.no_grad():
+            program = program.run_decompositions(decompositions(torch))
+            _drop_flags(torch, program)
+            _fold_constants(torch, program)
+            return program
+    except Exception as error:  # torch traces the program, so whatever its operators raise
+        raise ModelError(f"{path} cannot be decomposed by torch {torch.__version__}: {first_line(error)}") from error
+
+
+def _drop_flags(torch: ModuleType, program: Any) -> None:
+    """Arguments and results that are no tensors (flags, None) were fixed by the export; the importer takes none."""
+    from torch.export.graph_signature import ConstantArgument, InputKind
+
+    signature, graph = program.graph_signature, program.graph
+    flags = [s for s in signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, ConstantArgument)]
+    for placeholder in graph.find_nodes(op="placeholder"):
+        if placeholder.name in [flag.arg.name for flag in flags]:
+            graph.erase_node(placeholder)
+    signature.input_specs[:] = [spec for spec in signature.input_specs if spec not in flags]
+    output = graph.output_node()
+    results = zip(output.args[0], signature.output_specs, strict=True)
+    tensors = [(value, spec) for value, spec in results if isinstance(value, torch.fx.Node)]
+    output.args = (tuple(value for value, _ in tensors),)
+    signature.output_specs[:] = [spec for _, spec in tensors]
+
+
+def _fold_constants(torch: ModuleType, program: Any) -> None:
+    """Compute now what depends on buffers alone (positions, causal masks), with torch, whose operators they are.
+
+    What is read afterwards stands in the graph as `get_attr`, of Relax constants: the importer takes them as such.
+    Parameters stay out: they are large, and what becomes of them is the clean-up's business.
+    """
+    graph, known = program.graph, _buffers(program)
+    for node in graph.nodes:
+        if node.op == "call_function" and _is_foldable(torch, node, known):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+    for node, value in known.items():
+        used = any(user not in known for user in node.users)
+        if used and isinstance(value, torch.Tensor):
+            name = f"_folded_{node.name}"
+            setattr(program.graph_module, name, relax.const(value.numpy(force=True)))
+            with graph.inserting_before(node):
+                folded = graph.create_node("get_attr", name)
+            folded.meta = dict(node.meta)
+            node.replace_all_uses_with(folded)
+    graph.eliminate_dead_code()
+
+
+def _buffers(program: Any) -> dict[Any, Any]:
+    """Tensors that are no parameters, by the node that stands for them."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    tensors = {**program.state_dict, **program.constants}
+    nodes = program.graph.find_nodes(op="placeholder")
+    return {node: tensors[names[node.name]] for node in nodes if node.name in names}
+
+
+def _is_foldable(torch: ModuleType, node: Any, known: Mapping[Any, Any]) -> bool:
+    """Whether all is known of a node's inputs, chance plays no part, and nothing is blown up."""
+    if not all(source in known for source in node.all_input_nodes):
+        return False
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return False
+    expands = node.target is torch.ops.aten.expand.default
+    return not expands or known[node.args[0]].numel() == node.meta["val"].numel()
+
+
+def _translate(program: Any, path: Path) -> tvm.IRModule:
+    """The program in Relax, with weights as constants that share torch's memory."""
+    from tvm.relax.frontend.torch import from_exported_program
+
+    try:
+        return from_exported_program(
+            program, run_ep_decomposition=False, unwrap_unit_return_tuple=True, custom_convert_map=CONVERTERS
+        )
+    except Exception as error:  # the importer raises whatever its converters meet
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        if reason.startswith("Unsupported function types"):
+            operators = ", ".join(sorted(re.findall(r"'([^']+)'", reason)))
+            raise ModelError(f"{path} uses operators that cannot be imported: {operators}.") from error
+        raise ModelError(f"{path} cannot be imported: {reason}") from error

@@ -1,0 +1,167 @@
+"""What a user asked for, as values: options and sections of luigi.cfg become frozen configs, files and identities."""
+
+import atexit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from lib.contracts import settings
+from lib.contracts.files import ModelFiles, RunFiles
+from lib.contracts.schemas import FAMILIES, SUBGRAPHS
+from lib.graph.algorithms import AlgorithmConfig
+from lib.machine import targets
+from lib.measure import devices, factory
+from lib.measure.devices import Devices
+from lib.measure.onnx_peer import OnnxFile
+from lib.measure.replay import ReplayRunner
+from lib.measure.runner import MeasureConfig, Runner
+from lib.models.source import Source
+from lib.models.zoo import catalogue
+from lib.search.evolution import SearchConfig
+from lib.tuning import runs
+from lib.tuning.cost_model import TrainConfig
+from lib.tuning.planning import PlanConfig
+
+Section = Callable[[str], Mapping[str, str]]  # from a name to text by key
+Say = Callable[[str], object]
+Table = tuple[Path, Any]  # with its schema
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `TunerTask`, by the same names, and where the rest stands."""
+
+    model: str
+    batch_size: int
+    sequence: int
+    shape: str
+    weights: str
+    families: str
+    foresee: float
+    strategy: str
+    seed: int
+    target: str
+    threads: int
+    devices: str
+    section: Section  # of the configuration
+    say: Say  # is told of what the user should know
+    artifacts: Path
+
+    def check(self) -> None:
+        """Refuse at once what cannot be a model or a place to measure.
+
+        Raises:
+            ModelError, ConfigError: It cannot; the message says why.
+        """
+        self.source.check()
+        if not self.source.is_file:
+            catalogue.entry(self.source.model)
+        _ = self.measured_on
+
+    def configured(self, kind: type[Any], section: str, **options: Any) -> Any:
+        """A frozen config from its section and from options.
+
+        Raises:
+            ConfigError: See `settings.configured`.
+        """
+        return settings.configured(kind, section, self.section(section), **options)
+
+    @cached_property
+    def source(self) -> Source:
+        """The model that is meant."""
+        return Source(_expanded(self.model), self.batch_size, self.sequence, self.shape, _expanded(self.weights))
+
+    @property
+    def onnx_file(self) -> OnnxFile | None:
+        """The file to compare with, if the model is one of ONNX."""
+        if not self.source.model.endswith(".onnx"):
+            return None
+        target = self.compile_target
+        return OnnxFile(Path(self.source.model), target, is_timed=self.measured_on.is_here and target.kind == "llvm")
+
+    @cached_property
+    def measured_on(self) -> Devices:
+        """What `--devices` says."""
+        return devices.parse(self.devices)
+
+    @cached_property
+    def compile_target(self) -> targets.AnyTarget:
+        """What `--target` and `--threads` say."""
+        return targets.target(self.target, self.threads)
+
+    @cached_property
+    def algorithms(self) -> AlgorithmConfig:
+        """`[extract]`."""
+        return self.configured(AlgorithmConfig, "extract")
+
+    @cached_property
+    def plan(self) -> PlanConfig:
+        """`[plan]`, `--strategy` and `--foresee`."""
+        return self.configured(PlanConfig, "plan", strategy=self.strategy, foresee=self.foresee)
+
+    @cached_property
+    def search(self) -> SearchConfig:
+        """`[generate]`."""
+        return self.configured(SearchConfig, "generate")
+
+    @cached_property
+    def measure(self) -> MeasureConfig:
+        """`[measure]`."""
+        return self.configured(MeasureConfig, "measure")
+
+    @cached_property
+    def train(self) -> TrainConfig:
+        """`[train]`."""
+        return self.configured(TrainConfig, "train")
+
+    @cached_property
+    def model_files(self) -> ModelFiles:
+        """Files that all runs of a model on a target share; another graph of it has others."""
+        return ModelFiles(self.artifacts / self.compile_target.name / (self.source.name + self.algorithms.suffix))
+
+    @property
+    def subgraphs(self) -> Table:
+        """The SUBGRAPHS table, with its schema."""
+        return self.model_files.subgraphs, SUBGRAPHS
+
+    @property
+    def clustered(self) -> Table:
+        """The FAMILIES table of these options, with its schema."""
+        return self.model_files.families(self.families), FAMILIES
+
+    @cached_property
+    def runner(self) -> Runner:
+        """What measures, shared by all rounds; what it started ends with this process."""
+        runner = factory.open_runner(self.measured_on, self.compile_target, self.measure)
+        if isinstance(runner, ReplayRunner) and runner.left_out:
+            self.say(runner.left_out)
+        atexit.register(runner.close)
+        return runner
+
+    @cached_property
+    def identity(self) -> runs.Identity:
+        """Which run is meant."""
+        configs = {"plan": self.plan, "generate": self.search, "measure": self.measure, "train": self.train}
+        options = {"seed": self.seed, "families": self.families, "devices": self.measured_on.identity}
+        title = f"{self.strategy}-{self.families}-seed{self.seed}"
+        return runs.identity(title, configs, options, self.runner.conditions)
+
+    @cached_property
+    def run_files(self) -> RunFiles:
+        """Of the run that is meant. Looked for once: what is new when this process begins is its own from then on."""
+        found = runs.find(self.model_files, self.identity)
+        if found.message:
+            self.say(found.message)
+        return found.files
+
+
+@cache
+def options(section: Section, say: Say, artifacts: Path, **given: Any) -> Options:
+    """The one value of these options in this process: see `Options`."""
+    return Options(**given, section=section, say=say, artifacts=artifacts)
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if path.startswith("~") else path

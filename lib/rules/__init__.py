@@ -1,1 +1,0 @@
-"""What a vendor's graph optimiser would do, one rule a function; `lib.simplify` puts them together."""

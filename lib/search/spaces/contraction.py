@@ -1,0 +1,91 @@
+"""A space for contractions on CPUs: a register tile of accumulators, filled by one loop over the reduction.
+
+MetaSchedule tiles every loop alike (SSRSRS) and leaves it to chance that an inner tile fits the registers, that its
+columns fill vectors, and that LLVM keeps it there. Here that is how the space is made: for each step of the K loop the
+micro-kernel loads the vectors of one row of weights once and multiplies them with broadcast elements of the data into
+`rows x vectors` accumulators, as many as the machine has registers for. It is the inner kernel of Goto and van de
+Geijn, "Anatomy of High-Performance Matrix Multiplication" (TOMS 2008), for convolutions as well: their rows are
+neighbouring pixels. What is left to the search is how many rows and vectors, how far the K loop is unrolled, and which
+part of the output a parallel task computes and in which order.
+
+    parallel (batch, rows.0, columns.0)
+        columns.1, rows.1, other rows
+            reduction.0, kernel window
+                reduction.1 (unrolled), rows (unrolled), vectors (unrolled), lanes (vectorised)
+            the epilogue of the tile
+
+Weights are packed to be read in order by MetaSchedule's RewriteLayout, where they are marked as free to be.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+
+from lib.machine.registers import Registers, registers
+from lib.search.spaces import tiling
+from lib.search.spaces.microkernel import tile_contraction
+from lib.search.spaces.roles import Roles, contraction_roles
+from lib.search.spaces.space import Space, feasible
+from lib.search.spaces.tiling import Tile
+from lib.tir import analysis
+
+
+def space(remainders: bool = True) -> Space:
+    """The space; its register tiles divide every output, unless `remainders` are allowed (`tiling.tiles`)."""
+    return Space(
+        "contraction",
+        fits=partial(fits, remainders=remainders),
+        sketches=partial(sketches, remainders=remainders),
+        packs_weights=partial(packs_weights, remainders=remainders),
+    )
+
+
+def fits(workload: tvm.IRModule, target: Target, remainders: bool = True) -> bool:
+    """Whether the space has programs of a workload: one contraction, with element-wise blocks around it."""
+    return bool(_tiles_of(workload, target, remainders))
+
+
+def packs_weights(workload: tvm.IRModule, target: Target, remainders: bool = True) -> bool:
+    """Whether RewriteLayout can bring the weights of all programs of a workload that fits into their order.
+
+    It knows no layouts with gaps: where vectors do not fill the columns, the one that it finds splits vectors.
+    """
+    reduction = analysis.only_reduction(workload["main"])
+    assert reduction is not None
+    columns = int(reduction.iter_vars[analysis.last_axis(reduction)].dom.extent)
+    return all(columns % tile.lanes == 0 for tile in _tiles_of(workload, target, remainders))
+
+
+def _tiles_of(workload: tvm.IRModule, target: Target, remainders: bool) -> list[Tile]:
+    reduction = analysis.only_reduction(workload["main"])
+    roles = contraction_roles(reduction) if reduction else None
+    if reduction is None or roles is None:
+        return []
+    return _tiles([int(axis.dom.extent) for axis in reduction.iter_vars], roles, registers(target), remainders)
+
+
+def sketches(schedule: Schedule, block: SBlockRV, machine: Registers, remainders: bool = True) -> list[Schedule]:
+    """Of a contraction of float32, one for each number of vectors in a tile and each place of the padding; element-wise
+    blocks before it were inlined."""
+    roles = contraction_roles(schedule.get(block))
+    if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
+        return []
+    extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
+    places = (False, True) if schedule.get_producers(block) else (False,)
+
+    def tiled(tile: Tile, padded_in_task: bool, sketch: Schedule) -> None:
+        tile_contraction(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task)
+
+    tiles = _tiles(extents, roles, machine, remainders)
+    return feasible(schedule, [partial(tiled, tile, in_task) for tile in tiles for in_task in places])
+
+
+def _tiles(extents: Sequence[int], roles: Roles, machine: Registers, remainders: bool) -> list[Tile]:
+    """Those for axes of such extents. In groups, what lies beyond the last column of one is inside the next, so that
+    tiles must divide them."""
+    columns = extents[roles.columns] // roles.groups
+    return tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=remainders and roles.groups == 1)

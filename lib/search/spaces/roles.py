@@ -1,0 +1,150 @@
+"""The roles of a block's axes, for the spaces that tile them: rows, columns, reduction, windows, transpositions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import SBlock
+from tvm.sym import Analyzer
+
+from lib.tir import analysis
+from lib.tir.operators import operator
+
+_BY_CHANNEL = ("depthwise_conv2d", "max_pool", "min_pool", "avg_pool")  # reductions that may be over space alone
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The axes of a contraction or of a window by their roles: positions among the block's axes."""
+
+    batch: tuple[int, ...]  # in the data and in the weights
+    rows: tuple[int, ...]  # in the data alone, in the order of the output
+    columns: int  # in the weights alone, and last in the output
+    reduction: tuple[int, ...]
+    groups: int = 1  # of columns, contiguous, each with data of its own
+
+
+def contraction_roles(block: SBlock) -> Roles | None:
+    """The axes of a sum of products in float32; None if it is another block, or its columns are not contiguous."""
+    product = analysis.factors(block)
+    if product is None or str(analysis.stored(block).buffer.dtype) != "float32":
+        return None
+    axes = [axis.var for axis in block.iter_vars]
+    column = analysis.stored(block).indices[-1]
+    weight, data = product if product[0].indices[-1].same_as(column) else product[::-1]
+    of_weight, of_data = analysis.variables(weight.indices), analysis.variables(data.indices)
+    groups = _groups(data, column, analysis.extents(block).get(column, 0))
+    if column not in axes or not groups or not weight.indices[-1].same_as(column):
+        return None
+    spatial = analysis.spatial_axes(block)
+    rows = tuple(n for n in spatial if axes[n] not in of_weight)
+    batch = tuple(n for n in spatial if axes[n] in of_weight and axes[n] in of_data - {column})
+    columns = [n for n in spatial if n not in rows and n not in batch]
+    reduction = tuple(analysis.reduction_axes(block))
+    if not rows or not reduction or len(columns) != 1 or not axes[columns[0]].same_as(column):
+        return None
+    return Roles(batch, rows, columns[0], reduction, groups)
+
+
+def _groups(data: Any, column: Any, extent: int) -> int:
+    """The number of groups of columns that read the same data; 0 if single columns read data of their own."""
+    divisions = [div for div in analysis.walk(data.indices, tirx.FloorDiv) if div.a.same_as(column)]
+    sizes = {int(div.b) for div in divisions if isinstance(div.b, tirx.IntImm)}
+    n_uses = sum(var.same_as(column) for index in data.indices for var in analysis.walk(index, tirx.Var))
+    if n_uses != len(divisions) or len(sizes) > 1:
+        return 0
+    size = sizes.pop() if sizes else extent
+    return extent // size if size and extent % size == 0 else 0
+
+
+def window_roles(block: SBlock) -> Roles | None:
+    """The axes of a window that slides over at least two axes of an image, for each channel (the last axis) by itself.
+
+    None if it is another block: one that reduces over channels, or does not slide.
+    """
+    if block.init is None or len(analysis.walk(block.body, tirx.BufferStore)) > 2 or operator(block) not in _BY_CHANNEL:
+        return None
+    store = analysis.stored(block)
+    axes = [axis.var for axis in block.iter_vars]
+    column = store.indices[-1]
+    loads = analysis.loaded(store)
+    extents = analysis.extents(block)
+    channels = [
+        {var for var in analysis.variables([load.indices[-1]]) if var.same_as(column) or extents[var] > 1}
+        for load in loads
+    ]
+    if column not in axes or any(found != {column} for found in channels):
+        return None
+    columns = analysis.last_axis(block)
+    rows = tuple(n for n in analysis.spatial_axes(block) if n != columns)
+    reduction = tuple(analysis.reduction_axes(block))
+    return Roles((), rows, columns, reduction) if len(rows) >= 2 and reduction else None
+
+
+def row_extents(block: SBlock) -> tuple[int, ...] | None:
+    """The extents of a reduction (sum, maximum or minimum) in float32 over the last axis of what it reads: those of its
+    spatial axes, then that of the reduction. None if it is another block, or a contraction."""
+    *spatial, last = block.iter_vars
+    store = analysis.stored(block)
+    if (
+        block.init is None
+        or len(analysis.walk(block.body, tirx.BufferStore)) > 1
+        or str(store.buffer.dtype) != "float32"
+    ):
+        return None
+    if int(last.iter_type) != analysis.REDUCTION or any(int(axis.iter_type) != analysis.SPATIAL for axis in spatial):
+        return None
+    if not isinstance(store.value, (tirx.Add, tirx.Max, tirx.Min)) or analysis.factors(block) is not None:
+        return None
+    loads = analysis.loaded(store)
+    rows = [load for load in loads if last.var in analysis.variables(load.indices)]
+    if not rows or not all(load.indices[-1].same_as(last.var) for load in rows):
+        return None
+    return tuple(analysis.extents(block).values())
+
+
+def transposed(block: SBlock) -> int | None:
+    """The axis of an element-wise block that is contiguous in a tensor that it reads, where another axis is contiguous
+    in the tensor that it writes.
+
+    Returns:
+        Its position; one after the last if it is not the last axis itself but stretches of it (see `period`) that are
+        contiguous in steps of one stretch, as in a channel shuffle. None if there is no such axis, or several.
+    """
+    stores = analysis.walk(block.body, tirx.BufferStore)
+    if block.init is not None or len(stores) != 1 or analysis.walk(block.body, tirx.For):
+        return None
+    axes = [axis.var for axis in block.iter_vars]
+    extents = analysis.extents(block)
+    last = stores[0].indices[-1]
+    if not axes or not last.same_as(axes[-1]) or extents[axes[-1]] == 1:
+        return None
+    found: set[int] = set()
+    length = period(block)
+    for load in analysis.walk(stores[0].value, tvm.ir.TensorLoad):
+        strides = [
+            analysis.stride(load.indices, load.source.ty.shape, axis) if extents[axis] > 1 else 0 for axis in axes
+        ]
+        if strides[-1] > 1:
+            strides += [analysis.stride(load.indices, load.source.ty.shape, last, length)] if length else []
+            found |= {n for n, stride in enumerate(strides) if stride == 1}
+    return found.pop() if len(found) == 1 else None
+
+
+def period(block: SBlock) -> int:
+    """The length of the stretches into which a block divides the last axis of what it writes to address what it reads,
+    as reshapes and channel shuffles do; 0 if there is no division, or several."""
+    stores = analysis.walk(block.body, tirx.BufferStore)
+    last = block.iter_vars[-1].var if block.iter_vars else None
+    if len(stores) != 1 or last not in analysis.variables([stores[0].indices[-1]]):
+        return 0
+    analyzer = Analyzer()
+    for axis in block.iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+    loads = analysis.walk(stores[0].value, tvm.ir.TensorLoad)
+    indices = [analyzer.simplify(index) for load in loads for index in load.indices]
+    divisions = [node for kind in (tirx.FloorDiv, tirx.FloorMod) for node in analysis.walk(indices, kind)]
+    lengths = {int(node.b) for node in divisions if node.a.same_as(last) and isinstance(node.b, tirx.IntImm)}
+    length = lengths.pop() if len(lengths) == 1 else 0
+    return length if length > 1 and analysis.extents(block)[last] % length == 0 else 0

@@ -1,0 +1,122 @@
+"""A space for reductions over rows on CPUs: softmax, norms over the last axis, and what else reduces it.
+
+MetaSchedule gives each block a loop nest of its own, over all rows, with results that pass through memory; and a
+reduction that it does not happen to split stays a chain of scalar additions, since a compiler may not reorder sums of
+floats. Here a parallel task takes some rows, one after the other, each through all of its blocks while it is in L1, and
+a row is reduced to one partial result for each lane of a vector first.
+
+    parallel (rows.0)
+        rows.1
+            each block: columns in vectors; reductions by lane (rfactor), then over the lanes
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import tvm
+from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+
+from lib.machine.registers import Registers, registers
+from lib.search.spaces import primitives, tiling
+from lib.search.spaces.roles import row_extents
+from lib.search.spaces.space import feasible
+from lib.tir import analysis
+from lib.tir.operators import operator
+
+_Vectorize = Callable[[Schedule, SBlockRV, int], None]
+_READ_ONCE, _CHEAP = "read once", "cheap"  # blocks that are inlined: those with one reader, or cheap ones, too
+_OPERATORS = ("add", "sub", "mul", "max", "min", "select", "copy", "broadcast", "slice", "reshape")  # cheap ones
+_FEW = 4  # partial results that are reduced one after the other
+_SHORTEST = 2  # vectors in a row; shorter ones are not reduced by lane
+
+
+def fits(workload: tvm.IRModule, target: Target) -> bool:
+    """Whether the space has programs of a workload: all its blocks run over the same rows."""
+    return _lanes(analysis.leaf_blocks(workload["main"]), registers(target)) > 0
+
+
+def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
+    """Of all blocks, when it comes to the last one, before any was inlined."""
+    blocks = analysis.leaf_blocks(schedule.mod["main"])
+    lanes = _lanes(blocks, machine)
+    if not lanes or str(schedule.get(block).name_hint) != str(blocks[-1].name_hint):
+        return []
+    transforms = [partial(_sketch, blocks=blocks, lanes=lanes, inlined=inlined) for inlined in (_READ_ONCE, _CHEAP)]
+    return feasible(schedule, transforms)
+
+
+def _lanes(blocks: list[SBlock], machine: Registers) -> int:
+    """Lanes of the vectors that a row is taken in; 0 if the blocks do not all run over the same rows."""
+    reduced = {row_extents(block) for block in blocks if block.init is not None}
+    extents_of_all = reduced.pop() if len(reduced) == 1 else None
+    if extents_of_all is None:
+        return 0
+    *rows, columns = extents_of_all
+    if not rows:
+        return 0
+    for block in blocks:
+        extents = [int(axis.dom.extent) for axis in block.iter_vars]
+        if extents not in (rows, [*rows, columns]):
+            return 0
+    lanes = tiling.lanes_for(columns, machine)
+    return lanes if columns >= _SHORTEST * lanes else 0
+
+
+def _sketch(schedule: Schedule, blocks: list[SBlock], lanes: int, inlined: str) -> None:
+    n_rows = next(len(block.iter_vars) - 1 for block in blocks if block.init is not None)
+    kept: list[SBlockRV] = []
+    for block in [schedule.get_sblock(block.name_hint) for block in reversed(blocks)]:
+        if _may_be_inlined(schedule, block, n_rows, inlined):
+            schedule.compute_inline(block)
+        else:
+            kept.insert(0, block)
+    parts = [part for block in kept for part in _parts(schedule, block, n_rows, lanes)]
+    *before, (last, _) = parts
+    rows_0, rows_1 = primitives.sampled_split(schedule, schedule.fuse(*schedule.get_loops(last)[:n_rows]))
+    schedule.parallel(rows_0)
+    for block, _ in reversed(before):
+        schedule.compute_at(block, rows_1, preserve_unit_loops=True)
+    for block, vectorize in parts:
+        vectorize(schedule, block, lanes)
+
+
+def _may_be_inlined(schedule: Schedule, block: SBlockRV, n_rows: int, inlined: str) -> bool:
+    """Whether a block over columns need not be stored: one block reads it, or it is as cheap to compute it again."""
+    found, n_readers = schedule.get(block), len(schedule.get_consumers(block))
+    if found.init is not None or len(found.iter_vars) == n_rows or not n_readers:
+        return False
+    return n_readers == 1 or (inlined == _CHEAP and operator(found) in _OPERATORS)
+
+
+def _parts(schedule: Schedule, block: SBlockRV, n_rows: int, lanes: int) -> list[tuple[SBlockRV, _Vectorize]]:
+    """A block with how it is vectorised; of a reduction its parts, by lane and over the lanes."""
+    found = schedule.get(block)
+    if found.init is None:
+        return [(block, primitives.vectorize_last if len(found.iter_vars) > n_rows else _as_it_is)]
+    parts: list[tuple[SBlockRV, _Vectorize]] = []
+    for width in dict.fromkeys((lanes, _FEW)):  # all lanes in one step would be a chain of as many operations
+        _, lane = schedule.split(schedule.get_loops(block)[-1], [None, width])
+        parts.append((schedule.rfactor(lane, n_rows), _reduce_by_lane))
+    return [*parts, (block, _reduce_few)]
+
+
+def _as_it_is(_schedule: Schedule, _block: SBlockRV, _lanes: int) -> None:
+    """One element a row: nothing to vectorise."""
+
+
+def _reduce_by_lane(schedule: Schedule, block: SBlockRV, _lanes: int) -> None:
+    found = schedule.get(block)
+    loops = schedule.get_loops(block)[-len(found.iter_vars) :]  # one an axis, since the block was moved
+    step, lane = loops[analysis.reduction_axes(found)[0]], loops[analysis.last_axis(found)]
+    schedule.reorder(step, lane)
+    schedule.vectorize(lane)
+    initial = schedule.decompose_reduction(block, step)
+    schedule.vectorize(schedule.get_loops(initial)[-1])
+
+
+def _reduce_few(schedule: Schedule, block: SBlockRV, _lanes: int) -> None:
+    [lane] = [loop for loop in schedule.get_loops(block)[2:] if primitives.extent_of(schedule, loop) == _FEW]
+    schedule.unroll(lane)
+    schedule.decompose_reduction(block, lane)

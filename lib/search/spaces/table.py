@@ -1,0 +1,24 @@
+"""All spaces of this project, in the order in which a workload is offered to them."""
+
+from collections.abc import Sequence
+
+import tvm
+from tvm.target import Target
+
+from lib.search.spaces import contraction, rows, transposition, window, winograd
+from lib.search.spaces.space import Space
+
+SPACES = (
+    Space("winograd", winograd.fits, winograd.sketches),
+    contraction.space(),
+    Space("window", window.fits, window.sketches),
+    Space("rows", rows.fits, rows.sketches, inlines=False),  # which blocks are inlined is part of its sketches
+    Space("transposition", transposition.fits, transposition.sketches),
+)
+
+
+def fitting(workload: tvm.IRModule, target: Target, spaces: Sequence[Space] = SPACES) -> Space | None:
+    """The first of some spaces that has programs of a workload; None if there is none, or the target is no CPU."""
+    if target.kind.name != "llvm":
+        return None
+    return next((space for space in spaces if space.fits(workload, target)), None)

@@ -1,0 +1,107 @@
+"""Register tiles: which parts of an output fit the vector registers of a CPU, and how close to its peak they come."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lib.machine.registers import Registers, narrowed
+
+_WORTH_MEASURING = 0.85  # of the best tile's efficiency
+_WORTH_REMAINDERS = 1.5  # times the best efficiency without: weights are not packed then, and there are branches
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A choice of register tiles that share everything but the number of rows."""
+
+    lanes: int
+    vectors: int
+    rows: tuple[int, ...]  # to choose from
+
+
+def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False) -> list[Tile]:
+    """The register tiles for an output of `rows x columns`; empty if there are none.
+
+    A tile of r rows and v vectors needs r * v registers for accumulators, v for weights and one for the data. Of those
+    that fit, the ones stay whose estimated efficiency is worth a measurement. They divide the output, unless
+    `remainders` are allowed and much more efficient: a vision transformer has 197 tokens, a prime number.
+    """
+    lanes = lanes_for(columns, machine)
+    vectors = divisors(columns // lanes) if lanes else []
+    whole = _worthwhile([(lanes, v, r) for v in vectors for r in divisors(rows)], rows, columns, machine)
+    some = _worthwhile(_with_remainders(rows, columns, machine) if remainders else [], rows, columns, machine)
+    best_whole, best = (max(found.values(), default=0.0) for found in (whole, some))
+    return _grouped(some if best > _WORTH_REMAINDERS * best_whole else whole)
+
+
+def _with_remainders(rows: int, columns: int, machine: Registers) -> list[tuple[int, int, int]]:
+    """Tiles (lanes, vectors, rows) that need not divide the rows, nor the columns if whole vectors do not."""
+    n, lanes = columns // machine.lanes, machine.lanes
+    if columns % lanes:
+        vectors = [v for v in range(1, min(n, machine.count) + 1) if _has_vectors(columns % (v * lanes), lanes)]
+    else:
+        vectors = divisors(n)
+    return [(lanes, v, r) for v in vectors for r in range(1, min(rows, machine.count) + 1)]
+
+
+def _has_vectors(remainder: int, lanes: int) -> bool:
+    """Whether the columns that remain are whole vectors, or part of one: only then do the loops over vectors and over
+    lanes each have one extent in the last tile."""
+    return remainder % lanes == 0 or remainder < lanes
+
+
+def _worthwhile(
+    choices: Sequence[tuple[int, int, int]], rows: int, columns: int, machine: Registers
+) -> dict[tuple[int, int, int], float]:
+    """Those of some tiles (lanes, vectors, rows) that fit the registers and come near the best one, with their
+    efficiency."""
+    fitting = {
+        (lanes, v, r): _efficiency(rows, columns, (lanes, v, r), machine)
+        for lanes, v, r in choices
+        if r * v + v + 1 <= machine.count
+    }
+    return {tile: share for tile, share in fitting.items() if share >= _WORTH_MEASURING * max(fitting.values())}
+
+
+def _grouped(tiles: Iterable[tuple[int, int, int]]) -> list[Tile]:
+    rows: dict[tuple[int, int], list[int]] = {}
+    for lanes, v, r in tiles:
+        rows.setdefault((lanes, v), []).append(r)
+    return [Tile(lanes, v, tuple(choices)) for (lanes, v), choices in rows.items()]
+
+
+def _efficiency(rows: int, columns: int, tile: tuple[int, int, int], machine: Registers) -> float:
+    """Estimated share of the peak FLOP/s for an output in tiles (lanes, vectors, rows), remainders included."""
+    lanes, vectors, r = tile
+    width = lanes / machine.lanes
+    row_tiles = [(rows // r, r), (1, rows % r)]  # how many, of how many rows
+    columns_left = columns % (vectors * lanes)
+    column_tiles = [(columns // (vectors * lanes), vectors), (1, -(-columns_left // lanes))]  # of how many vectors
+    cycles = 0.0
+    for n_rows, height in row_tiles:
+        for n_columns, n_vectors in column_tiles:
+            if height and n_vectors:
+                cycles += n_rows * n_columns * _cycles(height, n_vectors, width)
+    return rows * columns / machine.lanes / 2 / cycles
+
+
+def _cycles(rows: int, vectors: int, width: float) -> float:
+    """Cycles that a tile takes for one step of the reduction, on a core that issues two FMAs and two loads a cycle.
+
+    The largest of: its FMAs; their latency of four cycles; its loads of data and weights; the weights from L2, at half
+    a register a cycle.
+
+    Args:
+        width: Of the vectors, as a share of a register.
+    """
+    return max(rows * vectors / 2, 4, (rows + vectors) / 2, 2 * vectors * width)
+
+
+def lanes_for(extent: int, machine: Registers) -> int:
+    """Lanes of the widest vectors that fill an extent; 0 if only scalars do."""
+    lanes = narrowed(machine.lanes, extent)
+    return lanes if lanes > 1 else 0
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, the smallest first."""
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,85 @@
+"""A space for windows that slide over images on CPUs, each channel by itself: depthwise convolutions and poolings.
+
+In NHWC, channels are contiguous and fill vectors. A register tile of neighbouring pixels by a few vectors is computed
+at once, its window unrolled, so that what the windows of neighbours share is loaded once. There is little arithmetic
+for each element that is loaded; what decides is where the padded image is computed: before all else, by each parallel
+task for itself, or not at all, with the border checked at each access.
+"""
+
+import math
+from functools import partial
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+
+from lib.machine.registers import Registers, registers
+from lib.search.spaces import primitives, tiling
+from lib.search.spaces.roles import Roles, window_roles
+from lib.search.spaces.space import feasible
+from lib.tir import analysis
+
+_MAX_PIXELS, _MAX_VECTORS = 14, 4  # in a register tile
+_MAX_UNROLLED = 25  # positions of a window
+_BEFORE, _IN_TASK, _INLINE = "before", "in task", "inline"  # places to compute the padding
+
+
+def fits(workload: tvm.IRModule, target: Target) -> bool:
+    """Whether the space has programs of a workload: one such window, with element-wise blocks around it, and channels
+    that fill vectors."""
+    reduction = analysis.only_reduction(workload["main"])
+    roles = window_roles(reduction) if reduction else None
+    if reduction is None or roles is None:
+        return False
+    channels = int(reduction.iter_vars[roles.columns].dom.extent)
+    return tiling.lanes_for(channels, registers(target)) > 0
+
+
+def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
+    """Of such a block, one for each place to compute the padding."""
+    roles = window_roles(schedule.get(block))
+    if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
+        return []
+    paddings = (_BEFORE, _IN_TASK, _INLINE) if schedule.get_producers(block) else (_BEFORE,)
+    transforms = [partial(_sketch, block=block, roles=roles, machine=machine, padding=padding) for padding in paddings]
+    return feasible(schedule, transforms)
+
+
+def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Registers, padding: str) -> None:
+    producers = schedule.get_producers(block)
+    if padding == _INLINE:
+        for producer in producers:
+            schedule.compute_inline(producer)
+        producers = []
+    loops = schedule.get_loops(block)
+    channels = primitives.extent_of(schedule, loops[roles.columns])
+    lanes = tiling.lanes_for(channels, machine)
+    results = primitives.epilogue(schedule, block, lanes)
+    vectors = [n for n in tiling.divisors(channels // lanes) if n <= _MAX_VECTORS]
+    column, vector, lane = schedule.split(
+        loops[roles.columns], [None, primitives.sampled_choice(schedule, vectors), lanes]
+    )
+    columns_0, columns_1 = primitives.sampled_split(schedule, column)
+    *outer, line, last = [loops[n] for n in roles.rows]
+    pixels = [n for n in tiling.divisors(primitives.extent_of(schedule, last)) if n <= _MAX_PIXELS]
+    last, pixel = schedule.split(last, [None, primitives.sampled_choice(schedule, pixels)])
+    lines_0, lines_1 = primitives.sampled_split(schedule, line)
+    window = [loops[n] for n in roles.reduction]
+    tasks = [*outer, lines_0, columns_0]
+    schedule.reorder(*tasks, lines_1, last, columns_1, *window, pixel, vector, lane)
+    task = schedule.fuse(*tasks)
+    schedule.parallel(task)
+    schedule.vectorize(lane)
+    unrolled = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= _MAX_UNROLLED
+    for loop in (*(window if unrolled else ()), pixel, vector):
+        schedule.unroll(loop)
+    schedule.reverse_compute_at(results, columns_1, preserve_unit_loops=True)
+    primitives.vectorize_last(schedule, results, lanes)
+    for producer in producers:
+        primitives.pad(schedule, producer, task if padding == _IN_TASK else None)
+    initial = schedule.decompose_reduction(block, window[0])
+    *_, pixel, vector, lane = schedule.get_loops(initial)
+    schedule.vectorize(lane)
+    schedule.unroll(vector)
+    schedule.unroll(pixel)

@@ -1,0 +1,148 @@
+"""The blocks, loops and axes of TIR programs, and the strides of their accesses."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock
+from tvm.sym import Analyzer
+
+SPATIAL, REDUCTION = 0, 2  # tirx.IterVar.iter_type
+
+
+def leaf_blocks(function: tirx.PrimFunc) -> list[SBlock]:
+    """The blocks that hold no other block."""
+    return [block for block in walk(function.body, SBlock) if not walk(block.body, SBlock)]
+
+
+def only_reduction(function: tirx.PrimFunc) -> SBlock | None:
+    """The block that reduces; None if there is none, or more than one."""
+    reductions = [block for block in leaf_blocks(function) if block.init is not None]
+    return reductions[0] if len(reductions) == 1 else None
+
+
+def nests(root: Any) -> list[tuple[tirx.For, ...]]:
+    """For each loop, the loops around it, the outermost first, and itself."""
+    loops = walk(root, tirx.For)
+    within = {loop: walk(loop.body, tirx.For) for loop in loops}
+    return [(*(other for other in reversed(loops) if loop in within[other]), loop) for loop in loops]
+
+
+def walk(root: Any, kind: type) -> list[Any]:
+    """All nodes of a kind, in post-order."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(root, [(kind, found.append)], order="post")
+    return found
+
+
+def replaced(expr: Any, values: Mapping[Any, Any]) -> Any:
+    """An expression with variables replaced by values."""
+    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))
+
+
+def stride(indices: Sequence[Any], shape: Sequence[Any], var: Any, far: int = 1) -> int:
+    """The stride of an access with one variable, in elements: the distance in memory between the element where all
+    variables are zero and the one where this one is `far`; 0 if it is not constant."""
+    ends = []
+    for value in (0, far):
+        at = {other: tirx.IntImm(other.ty.dtype, value if other.same_as(var) else 0) for other in variables(indices)}
+        address: Any = 0
+        for index, extent in zip(indices, shape, strict=True):
+            address = address * extent + replaced(index, at)
+        ends.append(Analyzer().simplify(address))
+    return int(ends[1]) - int(ends[0]) if all(isinstance(end, tirx.IntImm) for end in ends) else 0
+
+
+def last_axis(block: SBlock) -> int:
+    """The position of the axis along which the results of a block are contiguous."""
+    last = stored(block).indices[-1]
+    return next(n for n, axis in enumerate(block.iter_vars) if axis.var.same_as(last))
+
+
+def spatial_axes(block: SBlock) -> list[int]:
+    """The positions of the spatial axes among the block's axes."""
+    return [n for n, axis in enumerate(block.iter_vars) if int(axis.iter_type) == SPATIAL]
+
+
+def reduction_axes(block: SBlock) -> list[int]:
+    """The positions of the reduction axes among the block's axes."""
+    return [n for n, axis in enumerate(block.iter_vars) if int(axis.iter_type) == REDUCTION]
+
+
+def is_contiguous(block: SBlock, axis: int) -> bool:
+    """Whether a block writes, and reads from some tensor, contiguous elements along an axis."""
+    store, var = stored(block), block.iter_vars[axis].var
+    loads = loaded(store)
+    return all(any(x.indices[-1].same_as(var) for x in side) for side in ([store], loads))
+
+
+def extents(block: SBlock) -> dict[Any, int]:
+    """The extent of each axis by its variable; 0 if it is not constant, as with windows of several sizes."""
+    extents = {axis.var: axis.dom.extent for axis in block.iter_vars}
+    return {var: int(extent) if isinstance(extent, tirx.IntImm) else 0 for var, extent in extents.items()}
+
+
+def variables(exprs: Iterable[Any]) -> set[Any]:
+    return {var for expr in exprs for var in walk(expr, tirx.Var)}
+
+
+def stored(block: SBlock) -> Any:
+    return walk(block.body, tirx.BufferStore)[-1]
+
+
+def loaded(store: Any) -> list[Any]:
+    """The loads of a block, but for that of its accumulator."""
+    return [load for load in walk(store.value, tvm.ir.TensorLoad) if not load.source.same_as(store.buffer)]
+
+
+def summand(block: SBlock) -> Any:
+    """The term that a sum accumulates, without casts."""
+    store = stored(block)
+    left, right = store.value.a, store.value.b
+    return without_casts(right if isinstance(left, tvm.ir.TensorLoad) and left.source.same_as(store.buffer) else left)
+
+
+def factors(block: SBlock) -> tuple[Any, Any] | None:
+    """The two loads of a sum of products; None if the block does something else."""
+    if block.init is None or not isinstance(stored(block).value, tirx.Add):
+        return None
+    term = summand(block)
+    if not isinstance(term, tirx.Mul):
+        return None
+    a, b = without_casts(term.a), without_casts(term.b)
+    if not all(isinstance(x, tvm.ir.TensorLoad) for x in (a, b)) or a.source.same_as(b.source):
+        return None
+    return a, b
+
+
+def without_casts(expr: Any) -> Any:
+    while isinstance(expr, tirx.Cast):
+        expr = expr.value
+    return expr
+
+
+def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
+    """The padding of a function as TVM's `topi.nn.pad` writes it: elements before the tensor in each axis, and their
+    value. (None, 0) if it is another function."""
+    blocks = leaf_blocks(function)
+    if len(blocks) != 1:
+        return None, 0.0
+    store = stored(blocks[0])
+    value, filled = store.value, 0.0
+    if isinstance(value, tvm.ir.Call) and value.op.name.endswith("if_then_else"):
+        if not isinstance(value.args[2], tirx.FloatImm):
+            return None, 0.0
+        value, filled = value.args[1], float(value.args[2].value)
+    if not isinstance(value, tvm.ir.TensorLoad):
+        return None, 0.0
+    before = []
+    for index, at in zip(value.indices, store.indices, strict=True):
+        if isinstance(index, tirx.Sub) and index.a.same_as(at) and isinstance(index.b, tirx.IntImm):
+            before.append(int(index.b))
+        elif index.same_as(at):
+            before.append(0)
+        else:
+            return None, 0.0
+    return before, filled

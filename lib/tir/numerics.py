@@ -1,0 +1,80 @@
+"""Inputs to run programs on, and how far apart two results are."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+_SPREAD = np.float32(0.2)  # standard deviation; of a sum of 768 products of two such values it is 1.1
+_SMALL = 4  # exclusive bound of positive integers of which nothing is known
+_MASKED = 4  # one element in so many is masked
+VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, which processors may flush to zero
+
+
+def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> np.ndarray:
+    """Seeded values: small normal ones for floats, a mask for booleans, and for integers by their bound.
+
+    Integers are uniform in [0, bound); a bound of 2 makes a mask; without a bound (0) they are small and positive,
+    since programs divide by them. Of a mask at least half are ones, in each row and on the whole: where all is masked,
+    attention no longer depends on queries and keys.
+
+    TVM's own random fill writes float bits into integers; a gather with such an index reads out of bounds. And
+    values decide the speed of some functions: sums over a few hundred products must stay near 1, as they do in
+    a trained network, or an `erf` after them takes its fast or its slow way for every element.
+    """
+    rng = np.random.default_rng(seed)
+    if dtype.startswith(("float", "bfloat")):
+        return (_SPREAD * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
+    if dtype == "bool" or bound == 2:
+        return _mask(shape, rng).astype(dtype)
+    return rng.integers(*((0, bound) if bound else (1, _SMALL)), shape).astype(dtype)
+
+
+def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Ones, but for a quarter of each row (of all elements, where rows are shorter than that takes)."""
+    n_elements = math.prod(shape)
+    extent = shape[-1] if shape and shape[-1] >= _MASKED else max(n_elements, 1)
+    rows = np.ones((n_elements // extent, extent), bool)
+    rows[:, : extent // _MASKED] = False
+    return rng.permuted(rows, axis=1).reshape(shape)
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference of finite elements over the largest finite magnitude expected (over `VANISHING` at least,
+    unless all is zero).
+
+    Infinite where elements that are not finite differ in kind, sign or place; and where there are elements but none is
+    finite: nothing was compared then.
+    """
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(expected)
+    if not np.array_equal(np.where(finite, 0.0, expected), np.where(np.isfinite(found), 0.0, found), equal_nan=True):
+        return math.inf
+    if expected.size and not finite.any():
+        return math.inf
+    difference = np.abs(found[finite] - expected[finite]).max(initial=0.0)
+    largest = np.abs(expected[finite]).max(initial=0.0)
+    return float(difference / (max(largest, VANISHING) if largest else 1.0))
+
+
+def largest_magnitude(results: Sequence[np.ndarray]) -> float:
+    """Of all finite elements; 0 if there are none."""
+    values = [result.astype(np.float64) for result in results]
+    return max((float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in values), default=0.0)
+
+
+def largest_error(
+    run: Callable[[Sequence[np.ndarray]], Sequence[Sequence[np.ndarray]]], inputs: Sequence[np.ndarray]
+) -> float:
+    """The largest `relative_error` among the results of a program, against those of a reference on equal inputs.
+
+    A subgraph may begin with the root or the logarithm of what others make positive. If a result has nothing finite to
+    compare, both run again on the magnitudes of the inputs.
+
+    Args:
+        run: From inputs to the results of the reference, and those of the program.
+    """
+    expected, found = run(inputs)
+    if any(result.size and not np.isfinite(result.astype(np.float64)).any() for result in expected):
+        expected, found = run([np.abs(array) for array in inputs])
+    return max(relative_error(new, old) for new, old in zip(found, expected, strict=True))

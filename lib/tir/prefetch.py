@@ -1,0 +1,138 @@
+"""Software prefetch of packed weights into L2.
+
+A model reads most of its weights once in an inference, so they come from memory, and a kernel that reads a panel of
+packed weights many times stalls in the first of these passes. Here the passes over one panel prefetch the next one, in
+equal parts, so that it is in L2 when its first pass begins. Loops that a space has marked get this when they are
+lowered: no schedule primitive inserts a prefetch, and the address of the next panel is known only once the weights are
+packed.
+Source: panels that stay in L2 while they are used are those of Goto and van de Geijn, "Anatomy of High-Performance
+Matrix Multiplication" (TOMS 2008), section 4.
+"""
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlockRealize
+
+from lib.tir import analysis
+
+MARK = "prefetch_weights"  # annotation of the innermost K loop, the one around a register tile
+
+_LINE = 16  # float32 elements in a cache line
+_AHEAD = 1 << 13  # elements, where nothing is read twice: farther than memory latency, and it still fits L2
+_READ, _INTO_L2, _DATA = 0, 2, 1  # arguments of `llvm.prefetch`
+
+
+def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Prefetch the next panel of weights in marked loops, where the weights are a parameter of the function and packed
+    in the order in which they are read; other loops stay as they are."""
+    nests = [nest for nest in analysis.nests(function.body) if MARK in nest[-1].annotations]
+    prefetches = {nest[-1].loop_var: _prefetches(nest, function.params) for nest in nests}
+    if not any(prefetches.values()):
+        return function
+
+    def with_prefetches(loop: tirx.For) -> tirx.For:
+        found = prefetches.get(loop.loop_var)
+        if not found:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt([*found, loop.body]))
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, with_prefetches)))
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A contiguous part of the weights that is read several times over."""
+
+    weights: Any  # the tensor
+    start: list[Any]  # indices of its first element
+    size: int  # elements
+    step: int  # elements that are read in each step of the reduction
+    steps: list[tirx.For]  # the loops of the reduction, the innermost first
+    passes: list[tirx.For]  # the loops that read it again, the innermost first
+
+
+def _prefetches(nest: Sequence[tirx.For], params: Sequence[Any]) -> list[tirx.Stmt]:
+    """The prefetches of one step: its share of the next panel."""
+    panel = _panel(nest, params)
+    if panel is None:
+        return []
+    n_passes = math.prod(int(loop.extent) for loop in panel.passes)
+    if n_passes > panel.step:
+        return []
+    ahead = panel.size if n_passes > 1 else min(panel.size, _AHEAD)
+    share = -(-panel.step // n_passes)  # of a step, in elements
+    begin = _flat(panel.passes) * panel.size // n_passes + _flat(panel.steps) * share
+    *outer, last = panel.start
+    return [
+        tirx.Evaluate(_prefetch(panel.weights, [*outer, last + (ahead + begin + n)])) for n in range(0, share, _LINE)
+    ]
+
+
+def _prefetch(tensor: Any, indices: Sequence[Any]) -> Any:
+    address = tirx.address_of(tirx.BufferLoad(tensor, indices))
+    return tirx.call_intrin("void", "tirx.prefetch", address, _READ, _INTO_L2, _DATA)
+
+
+def _flat(loops: Sequence[tirx.For]) -> Any:
+    """The index of an iteration of nested loops, given the innermost first, as if they were fused."""
+    index, length = tirx.IntImm("int64", 0), 1
+    for loop in loops:
+        index, length = index + loop.loop_var * length, length * int(loop.extent)
+    return index
+
+
+def _panel(nest: Sequence[tirx.For], params: Sequence[Any]) -> Panel | None:
+    """The panel of packed weights that the innermost loop of a nest reads from; None if it reads none."""
+    inner = analysis.walk(nest[-1].body, tirx.For)
+    lanes = [loop for loop in inner if loop.kind == tirx.ForKind.VECTORIZED]
+    realizations = analysis.walk(nest[-1].body, SBlockRealize)
+    if len(realizations) != 1 or len(lanes) != 1:
+        return None
+    block, values = realizations[0].block, realizations[0].iter_values
+    bound = {axis.var: value for axis, value in zip(block.iter_vars, values, strict=True)}
+    reduced = {var for n in analysis.reduction_axes(block) for var in analysis.walk(values[n], tirx.Var)}
+    for load in analysis.walk(block.body, tvm.ir.TensorLoad):
+        if not any(load.source.same_as(param) for param in params):
+            continue
+        indices = [analysis.replaced(index, bound) for index in load.indices]
+        strides = {loop: analysis.stride(indices, load.source.ty.shape, loop.loop_var) for loop in (*nest, *inner)}
+        if strides[lanes[0]] == 1:  # else it is the data, an element of which is broadcast to all lanes
+            return _panel_of(load.source, indices, nest, inner, reduced, strides)
+    return None
+
+
+def _panel_of(
+    weights: Any,
+    indices: Sequence[Any],
+    nest: Sequence[tirx.For],
+    inner: Sequence[tirx.For],
+    reduced: Collection[Any],
+    strides: Mapping[tirx.For, int],
+) -> Panel | None:
+    """The same of weights that are read in vectors; None if the steps of the reduction are not contiguous.
+
+    Args:
+        nest: The loops around the register tile, the outermost first; `inner`: those of the tile.
+        reduced: Variables of the reduction.
+        strides: Of the weights with each loop, in elements.
+    """
+    around = [loop for loop in reversed(nest) if int(loop.extent) > 1]
+    steps = list(itertools.takewhile(lambda loop: loop.loop_var in reduced, around))
+    again = itertools.takewhile(lambda loop: strides[loop] == 0, around[len(steps) :])
+    passes = [loop for loop in again if loop.kind != tirx.ForKind.PARALLEL]
+    size = step = math.prod(int(loop.extent) for loop in inner if strides[loop])
+    if not passes and step == math.prod(int(loop.extent) for loop in inner):
+        return None  # a single row, all of it weights: the hardware prefetcher does as well
+    for loop in steps:
+        if strides[loop] != size:
+            return None
+        size *= int(loop.extent)
+    within = {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0) for loop in (*inner, *steps, *passes)}
+    return Panel(weights, [analysis.replaced(index, within) for index in indices], size, step, steps, passes)

@@ -1,0 +1,167 @@
+"""Loop unswitching for tiles that do not divide an output: full tiles without predicates, and loops for the remainder.
+
+A schedule that splits 197 rows into tiles of 14 gets a predicate on each element, within the innermost loops, where it
+keeps accumulators out of registers and loops from being vectorised. Here the predicate is evaluated once for a tile:
+full tiles are computed without it, and those at a border by the same loops with smaller extents. Spaces mark the loops
+around their tiles; that this is done when programs are lowered keeps traces short, and the weights in one layout.
+TVM's `LoopPartition` does the same for loops that are not fused.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlockRealize
+from tvm.sym import Analyzer
+
+from lib.tir import analysis
+
+MARK = "peel_remainder"  # annotation of a loop whose body is a tile
+
+
+def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Split the bodies of marked loops into full tiles and tiles at a border of the output; programs without marks stay
+    as they are."""
+    loops = analysis.walk(function.body, tirx.For)
+    if not any(MARK in loop.annotations for loop in loops):
+        return function
+    zeros = _zeros([loop for loop in loops if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1])
+
+    def peeled(loop: tirx.For) -> tirx.For:
+        if MARK not in loop.annotations:
+            return loop
+        body = _versions(loop.body, _borders(loop.body, zeros), zeros)
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, peeled)))
+
+
+def _zeros(loops: Sequence[tirx.For]) -> dict[Any, Any]:
+    """Zero for the variable of each loop."""
+    return {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0) for loop in loops}
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """The end of one axis of an output, which may lie within a tile."""
+
+    begin: Any  # of a tile
+    extent: int  # of the axis
+    length: int  # of a tile
+
+    @property
+    def remainder(self) -> int:
+        """Elements of the last tile that are inside."""
+        return self.extent % self.length
+
+    def is_same(self, other: "Border | None") -> bool:
+        """Whether two predicates compare one tile with one axis."""
+        return bool(other and other.extent == self.extent and tvm_ffi.structural_equal(other.begin, self.begin))
+
+
+def _borders(body: tirx.Stmt, zeros: Mapping[Any, Any]) -> list[Border]:
+    """The borders that predicates in a tile check, each once."""
+    found: list[Border] = []
+    for condition, inner in _conditions(body):
+        border = _border(condition, inner, zeros)
+        if border and not any(border.is_same(other) for other in found):
+            found.append(border)
+    return found
+
+
+def _conditions(body: tirx.Stmt) -> list[tuple[tirx.LT, Sequence[tirx.For]]]:
+    """The predicates `index < extent` of the blocks in a tile, with the loops of the tile around each block, the
+    outermost first."""
+    loops = list(reversed(analysis.walk(body, tirx.For)))
+    found: list[tuple[tirx.LT, Sequence[tirx.For]]] = []
+    for realization in analysis.walk(body, SBlockRealize):
+        around = [loop for loop in loops if realization in analysis.walk(loop.body, SBlockRealize)]
+        found += [(part, around) for part in _parts(realization.predicate) if isinstance(part, tirx.LT)]
+    return found
+
+
+def _parts(predicate: Any) -> list[Any]:
+    return [*_parts(predicate.a), *_parts(predicate.b)] if isinstance(predicate, tirx.And) else [predicate]
+
+
+def _border(condition: tirx.LT, inner: Sequence[tirx.For], zeros: Mapping[Any, Any]) -> Border | None:
+    """The border that a predicate checks, where some variables are known to be zero.
+
+    None if the elements of a tile are not contiguous along the axis, or tiles do not begin at multiples of their
+    length, or a loop of the tile has other blocks in its body, too.
+    """
+    if not all(isinstance(number, tirx.IntImm) for number in (condition.b, *(loop.extent for loop in inner))):
+        return None
+    extent, length = int(condition.b), 1
+    for loop, stride in _strides(condition.a, inner):
+        if stride != length or len(analysis.walk(loop.body, SBlockRealize)) > 1:
+            return None
+        length *= int(loop.extent)
+    begin = Analyzer().simplify(analysis.replaced(condition.a, {**zeros, **_zeros(inner)}))
+    aligned = Analyzer().can_prove_equal(tirx.floormod(begin, length), 0)
+    return Border(begin, extent, length) if aligned and extent > length else None
+
+
+def _strides(index: Any, loops: Sequence[tirx.For]) -> list[tuple[tirx.For, int]]:
+    """The stride of an index with each of some loops, the innermost first; loops that it does not depend on, or of one
+    iteration, are left out."""
+    strides = [(loop, analysis.stride([index], [1], loop.loop_var)) for loop in reversed(loops) if int(loop.extent) > 1]
+    return [(loop, stride) for loop, stride in strides if stride]
+
+
+def _versions(body: tirx.Stmt, borders: Sequence[Border], zeros: Mapping[Any, Any]) -> tirx.Stmt:
+    """A tile in a version for each combination of borders that it may lie at."""
+    if not borders:
+        return body
+    border, *others = borders
+    full, partial = (
+        _versions(_inside(body, border, length, zeros), others, zeros) for length in (border.length, border.remainder)
+    )
+    at_border = tirx.IfThenElse(border.begin < border.extent, partial, None)  # else the tile is outside
+    return tirx.IfThenElse(border.begin < border.extent - border.remainder, full, at_border)
+
+
+def _inside(body: tirx.Stmt, border: Border, length: int, zeros: Mapping[Any, Any]) -> tirx.Stmt:
+    """A tile of which `length` elements are inside, without the predicates that check this."""
+    extents: dict[Any, int] = {}
+    proven: list[tirx.LT] = []
+    for condition, inner in _conditions(body):
+        checks_border = border.is_same(_border(condition, inner, zeros))
+        shorter = _shortened(_strides(condition.a, inner), length) if checks_border else None
+        if shorter is not None:
+            extents.update(shorter)
+            proven.append(condition)
+
+    def with_extent(loop: tirx.For) -> tirx.For:
+        extent = extents.get(loop.loop_var)
+        return loop if extent is None or extent == int(loop.extent) else _shorter(loop, extent)
+
+    def without_condition(realization: SBlockRealize) -> SBlockRealize:
+        parts = _parts(realization.predicate)
+        left = [part for part in parts if not any(part.same_as(condition) for condition in proven)]
+        predicate = functools.reduce(tirx.And, left) if left else True
+        return SBlockRealize(realization.iter_values, predicate, realization.block)
+
+    return tvm_ffi.structural_map(body, [(tirx.For, with_extent), (SBlockRealize, without_condition)])
+
+
+def _shortened(strides: Sequence[tuple[tirx.For, int]], length: int) -> dict[Any, int] | None:
+    """Extents with which loops, given the innermost first, cover `length` elements together; None if there are none."""
+    extents: dict[Any, int] = {}
+    for loop, stride in reversed(strides):
+        if length % stride == 0:
+            return {**extents, loop.loop_var: length // stride}
+        if length > stride:
+            return None
+        extents[loop.loop_var] = 1
+    return None
+
+
+def _shorter(loop: tirx.For, extent: int) -> tirx.For:
+    """A loop of a smaller extent, with a variable of its own: TVM's analyzer keeps one range for a variable."""
+    var = tirx.Var(loop.loop_var.name, loop.loop_var.ty)
+    body = analysis.replaced(loop.body, {loop.loop_var: var})
+    return tirx.For(var, loop.min, extent, loop.kind, body, annotations=loop.annotations)

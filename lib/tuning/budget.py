@@ -1,0 +1,106 @@
+"""What a run may cost, what it has cost, and why it ends."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+from lib.contracts import tables
+from lib.contracts.errors import ConfigError
+from lib.contracts.files import RoundFiles
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, TRAINING
+from lib.tuning import history, planning
+from lib.tuning.planning import Member, PlanConfig
+
+TRIALS_PER_SUBGRAPH = 128  # when no limit is given
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a run; the first that is reached ends it, at the end of a round. 0: no such limit."""
+
+    trials: int = 0
+    seconds: float = 0.0  # of tuning
+    latency_s: float = 0.0  # of the model, estimated
+
+    def __post_init__(self) -> None:
+        if not all(0 <= value < math.inf for value in astuple(self)):  # false for NaN
+            raise ConfigError(
+                "--trials, --minutes and --target-latency-ms must be numbers from 0 on, but got "
+                f"{self.trials}, {self.seconds / 60:g} and {self.latency_s * 1e3:g}."
+            )
+
+    def or_default(self, n_subgraphs: int) -> "Budget":
+        """The same, or a number of trials that grows with the model if there is no limit at all."""
+        return self if any(astuple(self)) else Budget(trials=TRIALS_PER_SUBGRAPH * n_subgraphs)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where a run stands after its finished rounds."""
+
+    n_rounds: int
+    trials: int
+    seconds: float
+    latency_s: float  # of the model, estimated; infinity until each subgraph has a program that works
+    failures: Counter[str]  # trials by status, but for those that worked
+
+
+def spent(rounds: Sequence[RoundFiles], weights: Mapping[str, int]) -> Spent:
+    """What finished rounds took; what an interrupted one took is not known.
+
+    Args:
+        weights: Calls of an inference, by subgraph.
+
+    Raises:
+        MissingInput, ContractError: See `history.load`.
+    """
+    past = history.load(rounds)
+    seconds = 0.0
+    for files in rounds:
+        for path, schema in ((files.candidates, CANDIDATES), (files.measurements, MEASUREMENTS),
+                             (files.training, TRAINING)):  # fmt: skip
+            seconds += tables.stamp(path, schema).clock["total"]
+    latency_s = history.model_latency_s(past, weights) if rounds else float("inf")
+    return Spent(len(rounds), past.n_trials, seconds, latency_s, past.failures())
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whether a run goes on."""
+
+    spent: Spent
+    ended: str  # why it is over: a limit, or that nothing is left to improve; empty if it goes on
+    exhausted: Sequence[tuple[str, str]]  # subgraphs that ask for no more trials, with the reasons
+
+    def percentage(self, budget: Budget) -> int:
+        """How much of the trials is used up, of 100; 0 if they are not limited."""
+        return min(100, 100 * self.spent.trials // budget.trials) if budget.trials else 0
+
+
+def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Budget, config: PlanConfig) -> Standing:
+    """Where a run stands after its finished rounds.
+
+    Raises:
+        MissingInput, ContractError: See `history.load`.
+    """
+    past = history.load(rounds)
+    so_far = spent(rounds, {member.subgraph_id: member.weight for member in members})
+    reasons = [(member.subgraph_id, planning.dead(past.of(member.subgraph_id), config)) for member in members]
+    over = _reached(budget, so_far)
+    if not over and not planning.plan_round(past, members, config):
+        over = "no subgraph is left that can improve"
+    return Standing(so_far, over, [(subgraph_id, reason) for subgraph_id, reason in reasons if reason])
+
+
+def _reached(budget: Budget, so_far: Spent) -> str:
+    """Which limit is; empty if none is."""
+    if not so_far.n_rounds:
+        return ""
+    if budget.trials and so_far.trials >= budget.trials:
+        return f"{so_far.trials} trials"
+    if budget.seconds and so_far.seconds >= budget.seconds:
+        return f"{so_far.seconds / 60:.1f} minutes"
+    if budget.latency_s and so_far.latency_s <= budget.latency_s:
+        return f"estimated latency {so_far.latency_s * 1e3:.3f} ms"
+    return ""

@@ -1,0 +1,198 @@
+"""What a run has measured so far, folded round by round: all that planning and search look back on."""
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+
+from lib.contracts import tables
+from lib.contracts.conditions import Conditions, require_equal
+from lib.contracts.files import RoundFiles
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, N_FEATURES, PLAN
+from lib.contracts.statuses import Status
+
+_KEPT_PARENTS = 64  # fastest programs of a subgraph that a search may start from
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCandidate:
+    """A candidate that works, with its median latency; ordered by it."""
+
+    latency_s: float
+    candidate_id: str
+    trace: str
+
+
+@dataclass(slots=True)
+class SubgraphHistory:
+    """One subgraph's past."""
+
+    n_trials: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    best_after: list[float] = field(default_factory=list)  # s, after each of its rounds; inf while nothing works
+    trials_after: list[int] = field(default_factory=list)  # counted with `best_after`
+    fill: float = 1.0  # of its last round: candidates found / asked for
+    program_hashes: set[str] = field(default_factory=set)  # of all that was measured
+    fastest: list[TimedCandidate] = field(default_factory=list)  # the best few, fastest first
+    untuned_s: float | None = None
+
+    @property
+    def best_s(self) -> float:
+        """Lowest median latency; infinity while nothing works."""
+        return self.best_after[-1] if self.best_after else float("inf")
+
+
+@dataclass(slots=True)
+class History:
+    """All rounds of a run so far, by subgraph."""
+
+    subgraphs: dict[str, SubgraphHistory] = field(default_factory=dict)
+    n_rounds: int = 0
+    n_trials: int = 0
+    last_kind: str = ""
+    last_subgraph: str = ""
+    last_family: str = ""
+    conditions: Conditions | None = None  # under which all of it was measured; none yet if nothing was
+
+    def of(self, subgraph_id: str) -> SubgraphHistory:
+        """A subgraph's past; empty if it has none."""
+        return self.subgraphs.get(subgraph_id) or SubgraphHistory()
+
+    def failures(self) -> Counter[str]:
+        """Trials by status, but for those that worked."""
+        found = sum((past.statuses for past in self.subgraphs.values()), Counter[str]())
+        del found[Status.OK]
+        return found
+
+    def add_round(self, plan: pa.Table, candidates: pa.Table, measurements: pa.Table) -> None:
+        """Take in a finished round: rows of PLAN, CANDIDATES and MEASUREMENTS."""
+        found = Counter(candidates["subgraph_id"].to_pylist())
+        by_id = {row["candidate_id"]: row for row in candidates.drop_columns(["features"]).to_pylist()}
+        for row in measurements.select(["candidate_id", "subgraph_id", "status", "latencies"]).to_pylist():
+            self._add_measurement(by_id[row["candidate_id"]], row["status"], row["latencies"])
+        for row in plan.to_pylist():
+            past = self.subgraphs.setdefault(row["subgraph_id"], SubgraphHistory())
+            past.best_after.append(past.fastest[0].latency_s if past.fastest else float("inf"))
+            past.trials_after.append(past.n_trials)
+            past.fill = found[row["subgraph_id"]] / max(1, row["num_trials"])
+            self.last_kind, self.last_subgraph, self.last_family = (
+                row["kind"],
+                row["subgraph_id"],
+                row["family_id"],
+            )
+        self.n_rounds += 1
+
+    def _add_measurement(self, candidate: Mapping[str, str], status: str, latencies: Sequence[float]) -> None:
+        past = self.subgraphs.setdefault(candidate["subgraph_id"], SubgraphHistory())
+        past.n_trials += 1
+        past.statuses[status] += 1
+        past.program_hashes.add(candidate["program_hash"])
+        self.n_trials += 1
+        if status != Status.OK:
+            return
+        latency_s = median(latencies)
+        if candidate["origin"] == "untuned":
+            past.untuned_s = latency_s
+        timed = TimedCandidate(latency_s, candidate["candidate_id"], candidate["trace"])
+        fastest = heapq.merge(past.fastest, [timed], key=lambda p: (p.latency_s, p.candidate_id))
+        past.fastest = list(fastest)[:_KEPT_PARENTS]
+
+
+def model_latency_s(history: History, weights: Mapping[str, int]) -> float:
+    """Estimated latency of the model, in seconds: the best of each subgraph times how often it is called."""
+    return sum(weight * history.of(subgraph_id).best_s for subgraph_id, weight in weights.items())
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSamples:
+    """What one round taught, ready for training; failures have NaN for a latency."""
+
+    families: np.ndarray  # family_id of each program
+    subgraphs: np.ndarray  # subgraph_id of each program
+    latencies_s: np.ndarray
+    scores: np.ndarray  # as predicted before; NaN if there was no model
+    features: list[np.ndarray]  # n_stores x 164 each
+    conditions: frozenset[Conditions]  # under which they were measured
+
+
+def load(rounds: Sequence[RoundFiles]) -> History:
+    """Fold finished rounds. A process that folded the first of them before only reads the new ones.
+
+    The result is extended in place by the next call for the same run.
+
+    Raises:
+        MissingInput, ContractError: A table of one of the rounds is not there, or not what it should be, or was
+            measured under other conditions than the rounds before.
+    """
+    if not rounds:
+        return History()
+    states = [_state(files) for files in rounds]
+    known, history = _folds.pop(rounds[0].run, ([], History()))  # put back when the fold is whole again
+    if states[: len(known)] != known:
+        known, history = [], History()
+    for files in rounds[len(known) :]:
+        measurements = tables.read(files.measurements, MEASUREMENTS)
+        history.conditions = require_equal(_conditions(measurements), history.conditions, files.measurements)
+        history.add_round(tables.read(files.plan, PLAN), tables.read(files.candidates, CANDIDATES), measurements)
+    _folds[rounds[0].run] = (states, history)
+    return history
+
+
+_folds: dict[Path, tuple[list[tuple[str, ...]], History]] = {}  # by run: what was folded, and the result
+
+
+def samples(files: RoundFiles) -> RoundSamples:
+    """One round as training data; read once for one state of its files."""
+    return _samples(files, _state(files))
+
+
+@lru_cache(maxsize=4096)
+def _samples(files: RoundFiles, _current: tuple[str, ...]) -> RoundSamples:
+    candidates = tables.read(files.candidates, CANDIDATES)
+    measurements = tables.read(files.measurements, MEASUREMENTS)
+    latency = {
+        row["candidate_id"]: median(row["latencies"]) if row["status"] == Status.OK else np.nan
+        for row in measurements.select(["candidate_id", "status", "latencies"]).to_pylist()
+        if row["status"] != Status.MISS  # of which nothing is known, neither that it fails
+    }
+    measured = pa.array([key in latency for key in candidates["candidate_id"].to_pylist()], pa.bool_())
+    candidates = candidates.filter(measured).combine_chunks()
+    return RoundSamples(
+        families=np.array(candidates["family_id"].to_pylist(), dtype=str),
+        subgraphs=np.array(candidates["subgraph_id"].to_pylist(), dtype=str),
+        latencies_s=np.array([latency[key] for key in candidates["candidate_id"].to_pylist()], dtype=np.float64),
+        scores=candidates["score"].to_numpy().astype(np.float32),
+        features=_matrices(candidates["features"]),
+        conditions=frozenset(_conditions(measurements)),
+    )
+
+
+def _conditions(measurements: pa.Table) -> list[Conditions]:
+    """The different ones of a MEASUREMENTS table."""
+    rows = pa.Table.from_struct_array(measurements["conditions"])
+    return [Conditions.of(row) for row in rows.group_by(rows.column_names).aggregate([]).to_pylist()]
+
+
+def _matrices(column: pa.ChunkedArray) -> list[np.ndarray]:
+    """A list-of-rows column as one matrix for each row of the table."""
+    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    rows = array.flatten().flatten().to_numpy(zero_copy_only=False).reshape(-1, N_FEATURES)
+    offsets = np.concatenate([[0], np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False))]).astype(int)
+    return [rows[start:end] for start, end in itertools.pairwise(offsets)]
+
+
+def _state(files: RoundFiles) -> tuple[str, ...]:
+    """Changes when a table of the round does."""
+    return (
+        str(files.folder),
+        tables.stamp(files.plan, PLAN).content,
+        tables.stamp(files.candidates, CANDIDATES).content,
+        tables.stamp(files.measurements, MEASUREMENTS).content,
+    )

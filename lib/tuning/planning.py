@@ -1,0 +1,125 @@
+"""Which subgraph is worth the next trials: the gradient, foresee tuning, round-robin. Pure.
+
+Sources: the gradient is Ansor's (OSDI 2020, section 6) as MetaSchedule's GradientBased scheduler has it;
+foresee tuning is FamilySeer's (ICPP 2023, section 4.3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lib.contracts.errors import ConfigError
+from lib.contracts.statuses import Status
+from lib.tuning.history import History, SubgraphHistory
+
+STRATEGIES = ("foresee", "gradient", "round-robin")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """How a run spends its trials."""
+
+    strategy: str = "foresee"
+    foresee: float = 0.25  # beta: share of a round that the bottleneck's family gets after it
+    num_trials_per_round: int = 64
+    num_trials_warmup: int = 10  # of each subgraph in round 0, the untuned program among them
+    alpha: float = 0.2  # weight of past improvement against what is left to gain
+    backward_window: int = 3  # rounds over which past improvement is measured
+    patience: int = 512  # trials without an improvement of 1 % after which a subgraph asks for no more
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ConfigError(f"--strategy must be one of {', '.join(STRATEGIES)}, but got {self.strategy!r}.")
+        if not 0 <= self.foresee <= 1:
+            raise ConfigError(f"--foresee is a share of a round, between 0 and 1, but got {self.foresee}.")
+        if self.num_trials_per_round < 1 or self.num_trials_warmup < 2:
+            raise ConfigError(f"[plan] needs num_trials_per_round >= 1 and num_trials_warmup >= 2, but got {self}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What planning needs to know of a subgraph."""
+
+    subgraph_id: str
+    family_id: str
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """A row of PLAN; see there for units."""
+
+    subgraph_id: str
+    family_id: str
+    kind: str  # warm-up | bottleneck | foresee | turn
+    num_trials: int
+    promise: float | None
+    note: str
+
+
+def plan_round(history: History, members: Sequence[Member], config: PlanConfig) -> list[PlanRow]:
+    """The next round's choice.
+
+    Returns:
+        Round 0: a row for each subgraph. Later: one row, or, for a foresee round, one for each member of the
+        family that may be chosen, the most promising first: whoever searches picks one by what the cost model
+        predicts of its programs. Empty when nothing is left that can improve.
+    """
+    if not history.n_rounds:
+        n = config.num_trials_warmup
+        return [PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look") for m in members]
+    alive = [m for m in members if not dead(history.of(m.subgraph_id), config)]
+    if config.strategy == "round-robin":
+        return _turn(history, members, alive, config)
+    by_promise = sorted(alive, key=lambda m: (-promise(history.of(m.subgraph_id), m.weight, config), m.subgraph_id))
+    n_foresee = round(config.foresee * config.num_trials_per_round)
+    if config.strategy == "foresee" and history.last_kind == "bottleneck" and n_foresee:
+        family = [
+            m for m in by_promise if m.family_id == history.last_family and m.subgraph_id != history.last_subgraph
+        ]
+        if family:
+            note = f"family of {history.last_subgraph}"
+            return [_row(m, "foresee", n_foresee, history, config, note) for m in family]
+    return [
+        _row(m, "bottleneck", config.num_trials_per_round, history, config, "largest promise") for m in by_promise[:1]
+    ]
+
+
+def promise(past: SubgraphHistory, weight: int, config: PlanConfig) -> float:
+    """Seconds of an inference that the next round of a subgraph may save: Ansor's gradient.
+
+    `weight * (alpha * (b[t - window] - b[t]) / window + (1 - alpha) * b[t] / t)` for latencies b after each of
+    its t rounds. One without a working program yet has no latency to lose, and promises nothing.
+    """
+    curve = past.best_after
+    if not curve or curve[-1] == float("inf"):
+        return 0.0
+    finite = [latency for latency in curve if latency != float("inf")]
+    window = min(config.backward_window, len(finite) - 1)
+    gained = (finite[-1 - window] - finite[-1]) / window if window else 0.0
+    return weight * (config.alpha * gained + (1 - config.alpha) * finite[-1] / len(curve))
+
+
+def dead(past: SubgraphHistory, config: PlanConfig) -> str:
+    """Why a subgraph asks for no more trials; empty if it does."""
+    if past.n_trials and not past.statuses[Status.OK]:
+        return f"none of its {past.n_trials} candidates worked"
+    if past.fill < 0.25:
+        return "its space is exhausted"
+    for latency, trials in zip(past.best_after, past.trials_after, strict=True):
+        if latency <= past.best_s * 1.01:
+            waited = past.n_trials - trials
+            return f"no improvement in {waited} trials" if waited >= config.patience else ""
+    return ""
+
+
+def _turn(history: History, members: Sequence[Member], alive: Sequence[Member], config: PlanConfig) -> list[PlanRow]:
+    """The next living subgraph after the last one, in the order of the table."""
+    order = [m.subgraph_id for m in members]
+    last = order.index(history.last_subgraph) if history.last_kind == "turn" else -1
+    following = sorted(alive, key=lambda m: (order.index(m.subgraph_id) - last - 1) % len(order))
+    return [_row(m, "turn", config.num_trials_per_round, history, config, "its turn") for m in following[:1]]
+
+
+def _row(member: Member, kind: str, n: int, history: History, config: PlanConfig, note: str) -> PlanRow:
+    gain = promise(history.of(member.subgraph_id), member.weight, config)
+    return PlanRow(member.subgraph_id, member.family_id, kind, n, gain, note)

@@ -1,0 +1,233 @@
+"""Whether a compiled model computes what it should, on a device of its own, and how fast beside the untuned one."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from lib.contracts.errors import ConfigError, VerificationError
+from lib.contracts.files import ModelFiles
+from lib.contracts.settings import limit
+from lib.measure import onnx_peer
+from lib.measure.onnx_peer import OnnxFile, OnnxPeer
+from lib.measure.runner import ModelFailed, ModelSession, Pool
+from lib.tir.numerics import largest_magnitude, random_values, relative_error
+
+_ONNX_TIMEOUT_S = 60.0  # of what the model came from: to load and run it, or to time it
+_TURN_S = 0.5  # for which a whole model is timed before the other one has its turn
+
+
+@dataclass(frozen=True, slots=True)
+class CompileConfig:
+    """How winners are chosen and the whole model is checked."""
+
+    finalists: int = 4  # candidates of a subgraph that are measured again
+    repeats: int = 5  # turns of the finalists
+    tolerance: float = 1e-3  # largest difference to the untuned program, relative to its largest value
+    turns: int = 5  # of the whole models, tuned and untuned in alternation
+    once_above_s: float = 1.0  # an untuned inference that should take longer is not run, but estimated
+    untuned_timeout_s: float = 10.0  # an untuned inference that takes longer, whatever it should, is estimated, too
+    build_timeout_s: float = limit(900.0)  # of the compilation of a whole model
+    timeout_s: float = limit(900.0)  # of a check, and of a whole-model inference
+    memory_share: float = limit(0.8)  # of this machine's or container's memory, that compilers of whole models may have
+
+    def __post_init__(self) -> None:
+        if min(self.finalists, self.repeats, self.turns) < 1 or self.tolerance <= 0:
+            raise ConfigError(f"[compile] needs counts of at least 1 and a positive tolerance, but got {self}.")
+        if not 0 < self.memory_share <= 1:
+            raise ConfigError(f"[compile] memory_share is above 0 and at most 1, but got {self.memory_share}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an untuned inference should take, from its subgraphs."""
+
+    seconds: float
+    is_complete: bool = True  # else some untuned subgraph failed or took too long: it is a lower bound
+
+    def at_most(self, seconds: float) -> bool:
+        """Whether it is known to take no longer."""
+        return self.is_complete and self.seconds <= seconds
+
+
+class Built:
+    """What is built before one of it is shipped."""
+
+    def __init__(self, folder: Path, model: ModelFiles) -> None:
+        self.folder, self.weights = folder, model.weights
+        self.module, self.reference = model.module, model.module  # as JSON
+        self.reference_weights = model.weights
+        if model.reference.exists():  # convolutions are computed otherwise than the model has them
+            self.reference = model.reference
+            self.reference_weights = folder / "reference-weights.npz"
+            weights = {**np.load(model.weights), **np.load(model.kernels)}
+            np.savez(self.reference_weights, **weights)
+        self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
+        self.packed = folder / "packed.npz"
+
+    def library(self, name: str) -> tuple[Path, Path]:
+        """Library and parameters of the model `tuned`, `untuned`, or as it is `checked` against."""
+        if name == "tuned":
+            return self.tuned, self.packed
+        return (self.untuned if name == "untuned" else self.checked), self.reference_weights
+
+
+def verify(
+    built: Built,
+    interface: Sequence[Mapping[str, Any]],
+    untuned: Estimate,
+    config: CompileConfig,
+    pool: Pool,
+    onnx: OnnxFile | None = None,
+) -> dict[str, Any]:
+    """Run the model on a device of its own, tuned and in plain loops on equal inputs, compare the outputs, and time it
+    in turn with the untuned one; both also with the file that it came from, if that is ONNX.
+
+    Args:
+        untuned: Stands for the untuned model where that was not built, or does not end in time.
+
+    Raises:
+        VerificationError: They differ by more than the tolerance, or one of them does not run.
+    """
+    inputs = built.folder / "inputs.npz"
+    np.savez(
+        inputs,
+        *[random_values(tuple(i["shape"]), i["dtype"], i["bound"], seed=n) for n, i in enumerate(interface)],
+    )
+    runs_untuned = built.untuned.exists() and _ends_in_time(built, inputs, config, pool)
+    try:
+        with ExitStack() as stack:
+            peer = Peer(onnx, stack.enter_context(onnx_peer.opened(onnx, _ONNX_TIMEOUT_S))) if onnx else None
+            if peer:
+                peer.infer(inputs, built.folder / "outputs-onnx.npz")
+            session = stack.enter_context(pool.models(config.timeout_s))
+            error, largest = _difference(session, built, inputs, config.tolerance)
+            if peer:
+                peer.compare(list(np.load(built.folder / "outputs-checked.npz").values()), config.tolerance)
+            latencies = _latencies(session, built, inputs, config.turns, runs_untuned=runs_untuned, peer=peer)
+    except ModelFailed as failure:
+        raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
+    if not runs_untuned:
+        latencies["untuned"] = [untuned.seconds]
+    is_lower_bound = not (runs_untuned or untuned.is_complete)
+    faster = median(latencies["tuned"]) < median(latencies["untuned"])
+    return {
+        "shipped": "tuned" if faster or is_lower_bound else "untuned",
+        "max_error": error,
+        "largest_output": largest,
+        "latencies_s": latencies,
+        "untuned_estimated": not runs_untuned,
+        "untuned_is_lower_bound": is_lower_bound,
+        "onnx": peer.facts() if peer else None,
+    }
+
+
+class Peer:
+    """The file that a model came from, run by ONNX Runtime or by ONNX's reference evaluator; it may fail."""
+
+    def __init__(self, file: OnnxFile, session: OnnxPeer) -> None:
+        self._file, self._session = file, session
+        self._outputs: list[np.ndarray] = []
+        self._by, self._failure, self._is_timed = "", "", False
+        self._max_error: float | None = None
+
+    def infer(self, inputs: Path, out: Path) -> None:
+        """Compute what it says, before anything else is timed."""
+        try:
+            self._outputs, opened = self._session.outputs(self._file, inputs, out)
+        except ModelFailed as failure:
+            self._failure = failure.reason
+        else:
+            self._by, self._is_timed = opened.by, opened.is_timed and self._file.is_timed
+
+    def compare(self, found: Sequence[np.ndarray], tolerance: float) -> None:
+        """The imported model's outputs with its own.
+
+        Raises:
+            VerificationError: They differ by more than the tolerance.
+        """
+        if self._failure:
+            return
+        shapes = [[value.shape for value in values] for values in (found, self._outputs)]
+        error = max(map(relative_error, found, self._outputs), default=0.0) if shapes[0] == shapes[1] else math.inf
+        if not error <= tolerance:
+            raise VerificationError(
+                f"The imported model's outputs, of shapes {shapes[0]}, differ from what {self._by} makes of the file, "
+                f"of shapes {shapes[1]}, by {error:.1e} of their largest value; {tolerance:g} is allowed. Nothing was "
+                "shipped; the measurements are kept."
+            )
+        self._max_error = error
+
+    def time(self, seconds: float) -> float | None:
+        """Seconds of an inference, as `ModelSession.time` has it; none if it fails, or says nothing."""
+        if not self._is_timed:
+            return None
+        try:
+            return self._session.latency_s(seconds)
+        except ModelFailed as failure:
+            self._failure, self._is_timed = failure.reason, False
+            return None
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"by": self._by, "max_error": self._max_error, "failure": self._failure}
+
+
+def _ends_in_time(built: Built, inputs: Path, config: CompileConfig, pool: Pool) -> bool:
+    """Whether an untuned inference does, in a process of its own: what goes wrong there costs nothing but the time."""
+    try:
+        with pool.models(config.untuned_timeout_s) as session:
+            session.open_library("untuned", *built.library("untuned"), inputs)
+            session.infer("untuned", built.folder / "outputs-untuned.npz")
+    except ModelFailed:
+        return False
+    return True
+
+
+def _difference(session: ModelSession, built: Built, inputs: Path, tolerance: float) -> tuple[float, float]:
+    """Largest difference of the tuned model's outputs to those in plain loops, over the largest of these; and this.
+
+    Raises:
+        VerificationError: It is above the tolerance, or an output has no finite element to compare.
+    """
+    session.pack_weights(built.tuned, built.weights, out=built.packed)
+    outputs = []
+    for name in ("tuned", "checked"):
+        out = built.folder / f"outputs-{name}.npz"
+        session.open_library(name, *built.library(name), inputs)
+        session.infer(name, out)
+        outputs.append(list(np.load(out).values()))
+    for n, expected in enumerate(outputs[1]):
+        if expected.size and not np.isfinite(expected.astype(np.float64)).any():
+            raise VerificationError(
+                f"Output {n} of the model has not one finite element, untuned and on small inputs: are there NaN among "
+                "its weights? Nothing can be compared, so nothing was shipped; the measurements are kept."
+            )
+    error = max(relative_error(a, b) for a, b in zip(*outputs, strict=True))
+    if not error <= tolerance:
+        raise VerificationError(
+            f"The tuned model's outputs differ from the untuned model's by {error:.1e} of their largest value; "
+            f"{tolerance:g} is allowed. Nothing was shipped; the measurements are kept."
+        )
+    return error, largest_magnitude(outputs[1])
+
+
+def _latencies(
+    session: ModelSession, built: Built, inputs: Path, turns: int, *, runs_untuned: bool, peer: Peer | None
+) -> dict[str, list[float]]:
+    """Seconds of an inference, in alternation: tuned, untuned if it runs, and of `onnxruntime` if it does."""
+    names = ("tuned", "untuned") if runs_untuned else ("tuned",)
+    if runs_untuned:
+        session.open_library("untuned", *built.library("untuned"), inputs)
+    latencies: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(turns):  # A B A B ...
+        for name in names:
+            latencies[name].append(session.time(name, _TURN_S))
+        if peer and (latency_s := peer.time(_TURN_S)) is not None:
+            latencies.setdefault("onnxruntime", []).append(latency_s)
+    return latencies

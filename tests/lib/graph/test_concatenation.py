@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from lib import deploy
+from lib.graph import fusion
+from lib.graph.concatenation import place_parts
+from lib.graph.subgraphs import extract_subgraphs
+from tests.lib.graph.rules.helpers import const, module, operators, random, run
+
+IMAGE = (2, 4, 5, 3)  # N, H, W, C
+
+
+def conv(x, out, seed=1, size=1):
+    weight = const(random((size, size, IMAGE[3], out), seed))
+    return op.nn.conv2d(x, weight, padding=size // 2, data_layout="NHWC", kernel_layout="HWIO")
+
+
+def dense_block(x):
+    """Each layer reads what all earlier ones made, as in DenseNet; typed along the way."""
+    for layer in range(3):
+        weight = const(random((3, 3, 3 + 2 * layer, 2), layer))
+        new = op.nn.conv2d(op.nn.relu(x), weight, padding=1, data_layout="NHWC", kernel_layout="HWIO")
+        x = op.concat([x, new], 3)
+    return x
+
+
+def two_that_append(x):
+    """Both begin with the same concatenation and grow it by as much: one buffer cannot hold both."""
+    base = op.concat([conv(x, 4), conv(x, 2, 2)], 3)
+    longer, other = op.concat([base, conv(x, 2, 3)], 3), op.concat([base, conv(x, 2, 4)], 3)
+    return [longer, other]
+
+
+def one_longer_than_the_other(x):
+    base = op.concat([conv(x, 4), conv(x, 2, 2)], 3)
+    return [op.concat([base, conv(x, 2, 3)], 3), op.nn.relu(base), op.concat([base, conv(x, 5, 4)], 3)]
+
+
+def the_same_part_in_two(x):
+    part = conv(x, 2)
+    return [op.concat([part, conv(x, 3, 2)], 3), op.concat([conv(x, 4, 3), part], 3)]
+
+
+CONCATENATIONS = [
+    lambda x: op.concat([conv(x, 2), conv(x, 4, 2, 3)], 3),
+    lambda x: op.concat([conv(x, 2), conv(x, 4, 2)], -1),
+    lambda x: op.concat([op.nn.relu(conv(x, 2)), x, const(random((2, 4, 5, 2)))], 3),  # an input, a constant
+    lambda x: op.concat([x, x], 3),
+    lambda x: op.concat([part := conv(x, 2), part, part], 3),
+    lambda x: op.concat([x], 3),
+    lambda x: op.concat([joined := op.concat([conv(x, 2), x], 3), joined], 3),
+    lambda x: op.concat([x, op.concat([conv(x, 2), x], 3)], 3),  # the earlier one comes second
+    lambda x: op.concat([op.concat([op.concat([x, conv(x, 2)], 3), x], 3), x], 3),
+    lambda x: [part := conv(x, 2), op.concat([part, x], 3)],
+    lambda x: [joined := op.concat([conv(x, 2), x], 3), op.exp(joined)],
+    lambda x: op.nn.relu(op.concat([op.strided_slice(x, [3], [0], [1]), conv(x, 2)], 3)),
+    dense_block,
+    two_that_append,
+    one_longer_than_the_other,
+    the_same_part_in_two,
+]
+
+
+def fused(made, cpu):
+    return fusion.fuse(fusion.lift_constants(made).module, cpu.tvm())
+
+
+def run_fused(made, cpu, x):
+    model = fusion.lift_constants(made)
+    return run(fusion.fuse(model.module, cpu.tvm()), x, *model.weights.values())
+
+
+@pytest.mark.parametrize("build", CONCATENATIONS)
+def test_placed_parts_are_the_concatenation_and_no_kernel_concatenates(build, cpu):
+    made, x = module(build, IMAGE), random(IMAGE)
+
+    found = run_fused(made, cpu, x)
+
+    for given, expected in zip(found, run(made, x), strict=True):
+        np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-5)
+    names = [gvar.name_hint for gvar, _ in fused(made, cpu).functions_items()]
+    assert not any("concat" in name or "join" in name for name in names)
+
+
+def test_one_concatenation_is_numpys(cpu):
+    x = random(IMAGE)
+    found = run_fused(module(lambda x: op.concat([x, op.negative(x), x], 3), IMAGE), cpu, x)
+
+    np.testing.assert_array_equal(found[0], np.concatenate([x, -x, x], 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [(IMAGE, 0), (IMAGE, 2), ((4, 5, 3), 2), ((2, 3), -1), ((1, 2, 4, 5, 3), 3)]
+)
+def test_other_concatenations_stay(shape, axis):
+    assert "concat" in operators(place_parts(module(lambda x: op.concat([x, op.exp(x)], axis), shape)))
+
+
+def test_a_concatenation_of_unknown_shape_stays():
+    assert "concat" in operators(place_parts(module(lambda x: op.concat([x, op.exp(x)], 3), ("n", 2, 2, 3))))
+
+
+def test_a_convolution_writes_where_its_channels_belong(cpu):
+    made = fused(module(lambda x: op.concat([conv(x, 2), conv(x, 4, 2)], 3), IMAGE), cpu)
+
+    assert all("conv2d" in name for name in operators(made))
+    assert len(operators(made)) == 2
+
+
+def test_equal_convolutions_stay_one_workload_wherever_they_write(cpu):
+    made = fused(module(lambda x: op.concat([conv(x, 2, seed, 3) for seed in range(4)], 3), IMAGE), cpu)
+
+    [subgraph] = [found for found in extract_subgraphs(made) if "conv" in found.core_operator]
+    assert subgraph.weight == 4
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_placed_parts_can_be_built_into_a_library(pack, cpu, tmp_path):
+    made = fused(module(dense_block, IMAGE), cpu)
+
+    deploy.build(made, {}, cpu.tvm(), tmp_path / "lib.so", pack=pack)
+
+    library = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "lib.so")), tvm.cpu())
+    assert library.module.implements_function("main")
+    assert library.module.implements_function("main_transform_params") == pack

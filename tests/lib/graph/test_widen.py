@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from lib.graph import fusion, reweight, widen
+from lib.graph.subgraphs import extract_subgraphs
+from lib.search import evolution
+from lib.search.spaces import contraction
+from lib.tir import traces
+from lib.tir.workload import load_workload
+from tests.helpers import run_on
+
+
+def model(make, weight, *data):
+    """relu(make(x, w)) with seeded weights."""
+    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", data), ("w", weight)))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(builder.emit(op.nn.relu(builder.emit(make(x, w)))))
+        builder.emit_func_output(out)
+    return builder.get(), {"w": np.random.default_rng(0).normal(size=weight).astype(np.float32)}
+
+
+def product(n, m=16, k=8):
+    return model(op.matmul, (k, n), m, k)
+
+
+def convolution(channels, **attrs):
+    def make(x, w):
+        return op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO", padding=1, **attrs)
+
+    return model(make, (3, 3, 16 // attrs.get("groups", 1), channels), 1, 8, 8, 16)
+
+
+def in_tvm(cpu, module, x, weight):
+    machine = relax.VirtualMachine(tvm.compile(fusion.fuse(module, cpu.tvm()), cpu.tvm()), tvm.cpu())
+    return machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(weight)).numpy()
+
+
+def widened(made, lanes=16):
+    return reweight.rewrite(*made, [widen.replacement(lanes)])
+
+
+@pytest.mark.parametrize("made", [product(24), convolution(24), convolution(24, strides=2)])
+def test_what_is_computed_stays_the_same(cpu, made):
+    module, changed = widened(made)
+    shape = [int(n) for n in made[0]["main"].params[0].ty.shape.values]
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+    assert changed["w"].shape[-1] == 32
+    np.testing.assert_allclose(
+        in_tvm(cpu, module, x, changed["w"]), in_tvm(cpu, made[0], x, made[1]["w"]), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_each_group_gets_channels_of_its_own(cpu):
+    module, changed = widened(convolution(40, groups=2))
+    x = np.random.default_rng(1).normal(size=(1, 8, 8, 16)).astype(np.float32)
+    old, weight = convolution(40, groups=2)
+
+    assert changed["w"].shape == (3, 3, 8, 64)
+    np.testing.assert_allclose(
+        in_tvm(cpu, module, x, changed["w"]), in_tvm(cpu, old, x, weight["w"]), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_groups_are_cut_in_a_pass_of_its_own_after_tiles_of_whole_vectors(cpu):
+    made, changed = widened(convolution(40, groups=2))
+    [subgraph] = extract_subgraphs(fusion.fuse(made, cpu.tvm()))
+    workload = load_workload(subgraph.workload)
+    x = np.random.default_rng(1).normal(size=(1, 8, 8, 16)).astype(np.float32)
+    expected = in_tvm(cpu, made, x, changed["w"])
+
+    found = [traces.apply(workload, p.trace) for p in evolution.sample(workload, cpu.tvm(), 6, known=set(), seed=0)]
+
+    assert contraction.fits(workload, cpu.tvm())
+    assert len(found) == 6
+    for schedule in found:
+        assert 'scope="local"' in schedule.mod.script()
+        out = run_on(schedule.mod, cpu.tvm(), [x, changed["w"]], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_cut_is_fused_and_the_rest_is_tiled_in_whole_vectors(cpu):
+    [subgraph] = extract_subgraphs(fusion.fuse(widened(convolution(24))[0], cpu.tvm()))
+    workload = load_workload(subgraph.workload)
+
+    found = evolution.sample(workload, cpu.tvm(), 4, known=set(), seed=0)
+
+    assert subgraph.operators == ["pad", "conv2d", "slice", "max"]
+    assert contraction.fits(workload, cpu.tvm())
+    assert len(found) == 4
+    assert all("T.vectorized(" in traces.apply(workload, p.trace).mod.script() for p in found)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (product(32), "its columns fill vectors"),
+        (product(8), "half of each vector would be computed for nothing, as much as shorter ones lose"),
+        (product(24, m=4), "it reads weights more than it computes"),
+        (convolution(16, groups=16), "of a group's vector, one channel would be of use"),
+    ],
+)
+def test_what_gains_nothing_stays(made, why):
+    assert widened(made) == (made[0], {}), why
+
+
+def test_two_readers_of_a_weight_share_the_wider_one():
+    x, y = (relax.Var(name, relax.TensorType((16, 8), "float32")) for name in "xy")
+    w = relax.Var("w", relax.TensorType((8, 24), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y, w], attrs={"num_input": 2}):
+        with builder.dataflow():
+            first, second = (builder.emit(op.matmul(data, w)) for data in (x, y))
+            out = builder.emit_output(builder.emit(op.add(first, second)))
+        builder.emit_func_output(out)
+
+    module, changed = widened((builder.get(), {"w": np.zeros((8, 24), np.float32)}))
+
+    assert changed["w"].shape == (8, 32)
+    assert module.script().count("matmul(") == 2

@@ -1,0 +1,156 @@
+import numpy as np
+import pytest
+from tvm import relax, te, topi
+from tvm.relax import op
+
+from lib.graph import fusion, reweight, winograd
+from lib.graph.subgraphs import extract_subgraphs
+from lib.search import evolution
+from lib.tir.operators import operators
+from lib.tir.workload import as_workload, load_workload
+from tests.helpers import run_on
+from tests.lib.search.spaces.test_contraction import convolved, sampled
+
+
+def rewrite(module, weights):
+    return reweight.rewrite(module, weights, [winograd.replacement])
+
+
+def workload(tile, size=10, channels=(16, 32), padding=(1, 1, 1, 1)):
+    """A convolution with bias and ReLU."""
+    image = te.placeholder((1, size, size, channels[0]), name="image")
+    kernel = te.placeholder((tile + 2, tile + 2, *channels), name="kernel")
+    shift = te.placeholder((channels[1],), name="shift")
+    out = topi.nn.relu(topi.add(winograd.convolution(image, kernel, tile, padding), shift))
+    return as_workload(te.create_prim_func([image, kernel, shift, out]))
+
+
+def arrays(size=10, channels=(16, 32)):
+    rng = np.random.default_rng(0)
+    shapes = ((1, size, size, channels[0]), (3, 3, *channels), (channels[1],))
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("size", [8, 10, 7])  # with tiles that end with the image, and that reach beyond it
+def test_it_is_the_convolution(cpu, tile, size):
+    image, kernel, shift = arrays(size)
+    expected = np.maximum(convolved(image, kernel, 1) + shift, 0)
+    inputs = [image, winograd.transformed(kernel, tile), shift]
+
+    found = run_on(workload(tile, size), cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-4)
+
+
+def test_padding_may_differ_from_side_to_side(cpu):
+    image, kernel, shift = arrays()
+    padded = np.pad(image, ((0, 0), (0, 2), (1, 0), (0, 0)))
+    expected = np.maximum(convolved(padded, kernel, 1)[:, 1:-1, 1:-1] + shift, 0)
+    inputs = [image, winograd.transformed(kernel, 2), shift]
+
+    found = run_on(workload(2, padding=(0, 1, 2, 0)), cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+def test_every_scheduled_program_computes_it(cpu, tile):
+    image, kernel, shift = arrays()
+    expected = np.maximum(convolved(image, kernel, 1) + shift, 0)
+    inputs = [image, winograd.transformed(kernel, tile), shift]
+
+    schedules = sampled(workload(tile), cpu, 8)
+
+    assert len(schedules) == 8
+    for schedule in schedules:
+        text = schedule.mod.script()
+        assert text.count("T.parallel(") == 4  # padding, data, products, results
+        found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-4)
+
+
+def test_a_kernel_transformed_by_hand():
+    kernel = np.arange(9, dtype=np.float32).reshape(3, 3, 1, 1)
+    matrix = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])  # Lavin and Gray, section 4.1
+
+    expected = matrix @ np.arange(9).reshape(3, 3) @ matrix.T
+
+    np.testing.assert_allclose(winograd.transformed(kernel, 2)[:, :, 0, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("image", "channels", "tile"),
+    [
+        ((56, 56), (64, 64), 4),
+        ((28, 28), (128, 128), 4),
+        ((7, 7), (512, 512), 2),  # a 6x6 kernel of 512 channels is 38 MB: reading it takes longer than what it saves
+        ((1, 1), (512, 512), 0),  # one pixel: nothing is shared
+    ],
+)
+def test_the_tile_is_a_matter_of_pixels_and_channels(image, channels, tile):
+    assert winograd.best_tile(image, channels) == tile
+
+
+def model(**attrs):
+    """relu(conv(x, w)); the kernel is a weight."""
+    size = attrs.pop("kernel", 3)
+    x = relax.Var("x", relax.TensorType((1, 28, 28, 64), "float32"))
+    w = relax.Var("w", relax.TensorType((size, size, 64 // attrs.get("groups", 1), 64), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            conv = op.nn.conv2d(x, w, padding=size // 2, data_layout="NHWC", kernel_layout="HWIO", **attrs)
+            out = builder.emit_output(builder.emit(op.nn.relu(builder.emit(conv))))
+        builder.emit_func_output(out)
+    rng = np.random.default_rng(0)
+    return builder.get(), {"w": rng.normal(size=[int(n) for n in w.ty.shape.values]).astype(np.float32)}
+
+
+def test_a_convolution_that_gains_is_replaced_with_what_follows_it_fused(cpu):
+    module, kernels = rewrite(*model())
+
+    [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+
+    assert kernels["w"].shape == (6, 6, 64, 64)
+    assert subgraph.core_operator == "winograd_conv2d"
+    assert subgraph.operators[-1] == "max"
+    assert evolution.sample(load_workload(subgraph.workload), cpu.tvm(), 1, known=set(), seed=0)
+
+
+def test_its_kernel_may_be_packed(cpu):
+    module, _ = rewrite(*model())
+
+    [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+
+    assert list(load_workload(subgraph.workload)["main"].attrs["layout_free_buffers"]) == [1]
+
+
+@pytest.mark.parametrize("attrs", [{"strides": 2}, {"dilation": 2}, {"groups": 2}, {"kernel": 5}, {"kernel": 1}])
+def test_other_convolutions_stay(attrs):
+    module, weights = model(**attrs)
+
+    assert rewrite(module, weights) == (module, {})
+
+
+def test_a_kernel_that_is_no_weight_stays():
+    module, _ = model()
+
+    assert rewrite(module, {}) == (module, {})
+
+
+def test_a_kernel_that_is_read_elsewhere_too_stays():
+    x = relax.Var("x", relax.TensorType((1, 28, 28, 64), "float32"))
+    w = relax.Var("w", relax.TensorType((3, 3, 64, 64), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            conv = builder.emit(op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="HWIO"))
+            out = builder.emit_output(relax.Tuple([conv, builder.emit(op.exp(w))]))
+        builder.emit_func_output(out)
+
+    assert not rewrite(builder.get(), {"w": np.zeros((3, 3, 64, 64), np.float32)})[1]
+
+
+def test_transforms_are_named_in_the_structure():
+    assert operators(workload(2))[:4] == ["pad", "transform", "transform", "batch_matmul"]

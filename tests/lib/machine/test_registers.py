@@ -1,0 +1,47 @@
+import json
+
+import pytest
+from tvm.target import Target
+
+from lib.machine import targets
+from lib.machine.registers import Registers, narrowed, registers
+
+
+def x86(**parts):
+    return Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "num-cores": 2, **parts})
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"mcpu": "skylake-avx512"}, Registers(32, 16)),
+        ({"mcpu": "haswell"}, Registers(16, 8)),
+        ({"mcpu": "x86-64"}, Registers(16, 4)),
+        ({"mcpu": "x86-64", "mattr": ["+avx2"]}, Registers(16, 8)),
+        ({"mcpu": "skylake-avx512", "mattr": ["-avx512f"]}, Registers(16, 8)),
+        ({"mcpu": "skylake-avx512", "vector-width": 256}, Registers(32, 8)),
+        ({"mcpu": "haswell", "vector-width": 128}, Registers(16, 4)),
+    ],
+)
+def test_registers_are_those_that_the_compiler_may_use(parts, expected):
+    assert registers(x86(**parts)) == expected
+
+
+def test_an_arm_cpu_has_neons():
+    assert registers(Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"})) == Registers(
+        32, 4
+    )
+
+
+@pytest.mark.parametrize("width", [128, 256, 512])
+def test_the_name_of_a_target_and_its_tiles_have_one_vector_width(width):
+    parts = {"kind": "llvm", "mcpu": "skylake-avx512", "mtriple": "x86_64-linux-gnu", "vector-width": width}
+    target = targets.cpu_target(json.dumps(parts), 1)
+
+    assert target.name == f"llvm-skylake-avx512-1t-{width}b"
+    assert registers(target.tvm()).lanes == width // 32
+
+
+def test_vectors_are_narrowed_to_what_fills_an_extent():
+    assert [narrowed(16, extent) for extent in (48, 24, 12, 10, 7)] == [16, 8, 4, 1, 1]
+    assert [narrowed(4, extent) for extent in (12, 10, 7)] == [4, 2, 1]

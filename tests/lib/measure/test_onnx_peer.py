@@ -1,0 +1,101 @@
+import os
+import signal
+import time
+
+import numpy as np
+import onnx
+import onnxruntime
+import psutil
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from lib.measure import onnx_peer
+from lib.measure.onnx_peer import OnnxFile
+from lib.measure.protocol import OnnxOpened
+from lib.measure.runner import ModelFailed
+
+X = np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32)
+WEIGHT = np.random.default_rng(1).normal(size=(32, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def file(tmp_path, cpu):
+    """A product with a constant, and its input."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Shape", ["y"], ["shape"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 32])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 8]),
+            helper.make_tensor_value_info("shape", TensorProto.INT64, [2]),
+        ],
+        [numpy_helper.from_array(WEIGHT, "w")],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    np.savez(tmp_path / "inputs.npz", X)
+    return OnnxFile(path, cpu, is_timed=True)
+
+
+def outputs(peer, file):
+    folder = file.path.parent
+    return peer.outputs(file, folder / "inputs.npz", folder / "outputs.npz")
+
+
+def test_it_computes_and_times_what_the_file_says(file):
+    with onnx_peer.opened(file, 60) as peer:
+        (y, shape), opened = outputs(peer, file)
+        latency_s = peer.latency_s(0.05)
+
+    np.testing.assert_allclose(y, X @ WEIGHT, rtol=1e-4, atol=1e-5)
+    assert shape.tolist() == [4, 8]
+    assert opened == OnnxOpened(f"ONNX Runtime {onnxruntime.__version__}", is_timed=True)
+    assert 0 < latency_s < 0.1
+
+
+@pytest.mark.usefixtures("fresh_launcher")
+def test_without_onnx_runtime_the_reference_evaluator_computes(file, tmp_path, monkeypatch):
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "onnxruntime.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"))
+
+    with onnx_peer.opened(file, 60) as peer:
+        (y, _), opened = outputs(peer, file)
+
+    np.testing.assert_allclose(y, X @ WEIGHT, rtol=1e-4, atol=1e-5)
+    assert opened == OnnxOpened(f"the reference evaluator of onnx {onnx.__version__}", is_timed=False)
+
+
+def test_a_file_that_does_not_run_is_told(file):
+    file.path.write_bytes(b"no model")
+
+    with onnx_peer.opened(file, 60) as peer, pytest.raises(ModelFailed, match=r"(?i)open_onnx: .*protobuf"):
+        outputs(peer, file)
+
+
+def test_what_takes_too_long_is_told_and_ended(file):
+    with onnx_peer.opened(file, 0.01) as peer:
+        with pytest.raises(ModelFailed, match=r"killed for taking too long: 0\.01 s"):
+            outputs(peer, file)
+        pid = peer._worker._process.pid
+
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_process_that_was_killed_is_told(file):
+    with onnx_peer.opened(file, 60) as peer:
+        os.kill(peer._worker._process.pid, signal.SIGKILL)
+        with pytest.raises(ModelFailed, match="worker ended with signal SIGKILL"):
+            outputs(peer, file)
+
+
+def test_between_its_turns_it_stands_still(file):
+    with onnx_peer.opened(file, 60) as peer:
+        outputs(peer, file)
+        peer.latency_s(0.01)
+
+        process = psutil.Process(peer._worker._process.pid)
+        end = time.monotonic() + 10  # a signal is delivered some time after it is sent
+        while process.status() != psutil.STATUS_STOPPED and time.monotonic() < end:
+            time.sleep(0.01)
+        assert process.status() == psutil.STATUS_STOPPED

@@ -1,0 +1,74 @@
+"""What a worker process makes of requests, in this process; how it is talked to is in `test_process`."""
+
+import itertools
+
+import pytest
+import tvm
+
+from lib.measure import timing
+from lib.measure.protocol import Build, Compile, Define, Drop, Param, Time
+from lib.measure.worker import Kernels
+from lib.tir import traces
+from lib.tir.workload import as_workload
+from tests.helpers import matmul
+
+ROWS, COLUMNS, DEPTH = 4, 512, 256  # half a megabyte of weights
+
+
+def marked(module):
+    """A workload whose second parameter is a weight."""
+    return as_workload(module["main"].with_attr("layout_free_buffers", [1]))
+
+
+@pytest.mark.parametrize(
+    ("workload", "n_lists"), [(marked(matmul(16, 32, 64)), 0), (marked(matmul(ROWS, COLUMNS, DEPTH)), 192)]
+)
+def test_weights_of_some_size_are_read_from_memory(cpu, monkeypatch, workload, n_lists):
+    seen = []
+    rotating = timing.on_rotating_arguments
+    monkeypatch.setattr(
+        timing, "on_rotating_arguments", lambda kernel, lists: seen.append(lists) or rotating(kernel, lists)
+    )
+    kernels = Kernels(cpu.tvm())
+    kernels.define(Define(tvm.ir.save_json(workload)))
+    kernels.build(Build("c", traces.EMPTY_TRACE))
+
+    warm = kernels.time(Time("c", 2, 0.001))
+    cold = kernels.time(Time("c", 2, 0.001, cold_weights=True))
+
+    assert [len(lists) for lists in seen] == ([n_lists] if n_lists else [])
+    assert len(warm.latencies) == len(cold.latencies) == 2
+    for data, _, out in itertools.chain(*seen):  # what is computed is not moved
+        assert (data.same_as(seen[0][0][0]), out.same_as(seen[0][0][2])) == (True, True)
+
+
+def test_another_workload_replaces_the_one_before(cpu, tmp_path):
+    kernels = Kernels(cpu.tvm())
+    params = []
+    for n in (16, 32):
+        kernels.define(Define(tvm.ir.save_json(matmul(n, n, n))))
+        params.append(kernels.compile(Compile(traces.EMPTY_TRACE, tmp_path / f"{n}.so")).params)
+
+    assert params == [(Param((n, n), "float32", 0),) * 3 for n in (16, 32)]
+
+
+def test_without_a_workload_that_loads_nothing_is_built(cpu):
+    kernels = Kernels(cpu.tvm())
+    kernels.define(Define(tvm.ir.save_json(matmul())))
+    kernels.build(Build("right", traces.EMPTY_TRACE))
+
+    kernels.define(Define("no workload"))
+
+    with pytest.raises(ValueError, match="Expecting value"):
+        kernels.build(Build("wrong", traces.EMPTY_TRACE))
+
+
+def test_what_was_dropped_cannot_be_timed(cpu):
+    kernels = Kernels(cpu.tvm())
+    kernels.define(Define(tvm.ir.save_json(matmul())))
+    kernels.build(Build("c", traces.EMPTY_TRACE))
+
+    kernels.drop(Drop())
+
+    with pytest.raises(KeyError):
+        kernels.time(Time("c", 1, 0.001))

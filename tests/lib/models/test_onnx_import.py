@@ -1,0 +1,347 @@
+import re
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from benchmarks import light
+from lib.contracts.errors import ModelError
+from lib.graph import fusion, inputs
+from lib.graph.inputs import Values
+from lib.graph.subgraphs import extract_subgraphs
+from lib.models import onnx_external, onnx_import
+from lib.tir.numerics import relative_error
+
+
+def save(path, nodes, inputs, weights=(), rank=2):
+    """An ONNX file; `inputs` maps names to (dtype, shape)."""
+    rng = np.random.default_rng(0)
+    tensors = [
+        numpy_helper.from_array(w if isinstance(w, np.ndarray) else rng.normal(0, 0.3, w).astype(np.float32), name)
+        for name, w in dict(weights).items()
+    ]
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [f"d{n}" for n in range(rank)])],
+        tensors,
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def block(path):
+    """A residual block with all that the clean-up knows: batch norms, Clip, Sum, dropout, a scale."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c1"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c1", "gamma", "beta", "mean", "var"], ["b1"]),
+        helper.make_node("Clip", ["b1", "low", "high"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2", "bias"], ["c2"]),
+        helper.make_node("Mul", ["c2", "scale"], ["m2"]),
+        helper.make_node("Sum", ["m2", "x"], ["s"]),
+        helper.make_node("Relu", ["s"], ["r2"]),
+        helper.make_node("GlobalAveragePool", ["r2"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Dropout", ["f"], ["d"]),
+        helper.make_node("Gemm", ["d", "w3", "b3"], ["y"], transB=1),
+    ]
+    weights = {
+        "w1": (8, 8, 3, 3), "gamma": np.linspace(0.5, 1.5, 8, dtype=np.float32), "beta": (8,), "mean": (8,),
+        "var": np.linspace(0.5, 1.5, 8, dtype=np.float32), "low": np.array(0, np.float32),
+        "high": np.array(6, np.float32), "w2": (8, 8, 1, 1),
+        "bias": (8,), "scale": (1, 8, 1, 1), "w3": (4, 8), "b3": (4,),
+    }  # fmt: skip
+    return save(path, nodes, {"x": (TensorProto.FLOAT, [1, 8, 10, 10])}, weights)
+
+
+def run_untuned(model, cpu, inputs):
+    """The imported model as TVM runs it, without any schedule."""
+    module = fusion.fuse(model.module, cpu.tvm())
+    with cpu.tvm():
+        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
+    return machine["main"](*[tvm.runtime.tensor(a) for a in (*inputs, *model.weights.values())]).numpy()
+
+
+def test_an_imported_block_computes_what_onnx_runtime_computes(tmp_path, cpu):
+    path = block(tmp_path / "block.onnx")
+    x = np.random.default_rng(1).normal(size=(1, 8, 10, 10)).astype(np.float32)
+
+    found = run_untuned(onnx_import.load(path), cpu, [x])
+
+    [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_norms_scales_and_dropouts_leave_no_operator_behind(tmp_path, cpu):
+    subgraphs = extract_subgraphs(fusion.fuse(onnx_import.load(block(tmp_path / "block.onnx")).module, cpu.tvm()))
+
+    convolutions = sorted(s.operators for s in subgraphs if "conv" in s.core_operator)
+
+    assert convolutions == [
+        ["conv2d_1x1", "add", "add", "max"],  # bias and residual; the scale is in the weights
+        ["pad", "conv2d", "add", "max", "min"],  # the batch norm is the bias
+    ]
+    assert not {"sqrt", "rsqrt", "sub"} & {name for s in subgraphs for name in s.operators}
+
+
+def test_weights_become_parameters(tmp_path):
+    model = onnx_import.load(block(tmp_path / "block.onnx"))
+
+    assert int(model.module["main"].attrs["num_input"]) == 1
+    shapes = {weight.shape for weight in model.weights.values()}
+    assert {(3, 3, 8, 8), (1, 1, 8, 8)} <= shapes  # HWIO, transposed here and not at each inference
+
+
+@pytest.mark.parametrize("content", [b"not an onnx file at all", b"\x08\x08\x12\xff\xff\xff\xff"])
+def test_a_damaged_file_is_called_damaged(tmp_path, content):
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(content)
+
+    with pytest.raises(ModelError, match=r"bad\.onnx is damaged"):
+        onnx_import.load(path)
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    path = tmp_path / "empty.onnx"
+    path.touch()
+
+    with pytest.raises(ModelError, match="damaged or empty"):
+        onnx_import.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"nowhere\.onnx: there is no such file"):
+        onnx_import.load(tmp_path / "nowhere.onnx")
+
+
+def test_an_unsupported_operator_is_named(tmp_path):
+    node = helper.make_node("NoSuchOperator", ["x"], ["y"])
+    path = save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, [1, 4])})
+
+    with pytest.raises(ModelError, match="operators that cannot be imported: NoSuchOperator"):
+        onnx_import.load(path)
+
+
+def dynamic(tmp_path):
+    """x (batch, 4) @ w, with an open batch."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    return save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, ["batch", 4])}, {"w": (4, 8)})
+
+
+def test_a_dynamic_shape_is_named_with_what_to_type(tmp_path):
+    with pytest.raises(ModelError, match=r"'x' has the dynamic shape \(batch, 4\).* --shape x=batch,4 with numbers"):
+        onnx_import.load(dynamic(tmp_path))
+
+
+@pytest.mark.parametrize("shapes", [{"x": (3, 4)}, {"batch": (3,)}])
+def test_open_dimensions_get_values_by_input_or_by_name(tmp_path, cpu, shapes):
+    path = dynamic(tmp_path)
+    x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+
+    found = run_untuned(onnx_import.load(path, shapes), cpu, [x])
+
+    [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"y": (3, 4)}, "has the inputs x and the open dimensions batch"),
+        ({"batch": (3, 4)}, "one extent each"),
+        ({"x": (3, 5)}, r"the file .* has \(batch, 4\) there"),
+        ({"x": (3,)}, r"the file .* has \(batch, 4\) there"),
+    ],
+)
+def test_a_shape_that_the_file_contradicts_is_refused(tmp_path, shapes, message):
+    with pytest.raises(ModelError, match=message):
+        onnx_import.load(dynamic(tmp_path), shapes)
+
+
+def test_external_weights_are_read(tmp_path, cpu):
+    weight = np.random.default_rng(2).normal(size=(4, 8)).astype(np.float32)
+    path = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": (TensorProto.FLOAT, [1, 4])},
+        {"w": weight},
+    )
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    x = np.ones((1, 4), np.float32)
+
+    np.testing.assert_allclose(run_untuned(onnx_import.load(path), cpu, [x]), x @ weight, rtol=1e-5)
+
+
+# Subgraphs that can be tuned; in DenseNet each of 62 norms and 58 placements has a shape of its own.
+LIGHT = {
+    "bvlc_alexnet": 18,
+    "densenet121": 197,
+    "inception_v1": 75,
+    "inception_v2": 63,
+    "resnet50": 28,
+    "shufflenet": 31,
+    "squeezenet": 23,
+    "vgg19": 18,
+    "zfnet512": 17,
+}
+CORES = ("conv2d", "conv2d_1x1", "group_conv2d", "depthwise_conv2d", "matmul", "max_pool", "avg_pool", "reduce")
+
+
+# The others take minutes, most of them to write half a gigabyte of weights.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name in ("resnet50", "shufflenet", "squeezenet") else pytest.mark.acceptance)
+        for name in light.NAMES
+    ],
+)
+def light_file(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("light") / f"{request.param}.onnx"
+    onnx.save(light.with_random_weights(request.param), path)
+    yield path
+    path.unlink()  # half a gigabyte, some of them
+
+
+def test_every_light_model_imports_without_norms_dropouts_and_needless_transposes(light_file, cpu):
+    subgraphs = extract_subgraphs(fusion.fuse(onnx_import.load(light_file).module, cpu.tvm()))
+
+    nodes = Counter(node.op_type for node in onnx.load(light_file, load_external_data=False).graph.node)
+    cores = Counter({core: sum(s.weight for s in subgraphs if s.core_operator == core) for core in CORES})
+    found = {name for s in subgraphs for name in s.operators}
+    assert sum(s.tunable for s in subgraphs) == LIGHT[light_file.stem]
+    assert sum(cores[core] for core in CORES if "conv" in core) == nodes["Conv"]
+    assert cores["matmul"] == nodes["Gemm"]
+    assert cores["max_pool"] == nodes["MaxPool"]
+    averages = nodes["AveragePool"] + nodes["GlobalAveragePool"] + nodes["ReduceMean"]
+    assert cores["avg_pool"] + cores["reduce"] == averages + nodes["LRN"]  # with one window, it is a reduction
+    assert not {"sqrt", "rsqrt", "concat"} & found - ({"sqrt"} if nodes["LRN"] else set())
+    # NCHW to NHWC at the input, and what shuffles channels.
+    assert all(s.operators == ["transpose"] for s in subgraphs if s.operators[:1] == ["transpose"])
+    assert sum("transpose" in s.operators for s in subgraphs) == (5 if light_file.stem == "shufflenet" else 1)
+
+
+@pytest.mark.parametrize("name", ["shufflenet", "squeezenet"])
+def test_a_light_model_computes_what_onnx_runtime_computes(tmp_path, cpu, name):
+    path = tmp_path / f"{name}.onnx"
+    onnx.save(light.with_random_weights(name), path)
+    session = onnxruntime.InferenceSession(path)
+    x = np.random.default_rng(1).normal(size=(1, 3, 224, 224)).astype(np.float32)
+
+    found = run_untuned(onnx_import.load(path), cpu, [x])
+
+    [expected] = session.run(None, {session.get_inputs()[0].name: x})
+    assert expected.std() > 0.1
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_a_file_that_computes_its_shapes_is_folded(tmp_path, cpu):
+    """Flatten as exporters write it: Shape, Gather, Concat, Reshape."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"]),
+        helper.make_node("Concat", ["n", "rest"], ["to"], axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["y"]),
+    ]
+    weights = {"zero": np.array([0], np.int64), "rest": np.array([-1], np.int64), "w": (12, 5)}
+    path = save(tmp_path / "m.onnx", nodes, {"x": (TensorProto.FLOAT, [2, 3, 4])}, weights)
+
+    [matmul, view] = extract_subgraphs(fusion.fuse(onnx_import.load(path).module, cpu.tvm()))
+
+    assert (matmul.operators, view.note) == (["matmul"], "a reshape: a view, no kernel")
+
+
+@pytest.fixture
+def external(tmp_path):
+    """A product whose 64 bytes of weights are in `weights.bin`."""
+    path = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": (TensorProto.FLOAT, [1, 4])},
+        {"w": np.ones((4, 4), np.float32)},
+    )
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def test_missing_external_weights_are_told(external):
+    external.with_name("weights.bin").unlink()
+
+    with pytest.raises(ModelError, match=r"is incomplete: w is in weights\.bin, which is not there"):
+        onnx_import.load(external)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("length", str(50 << 30), "w should be 53,687,091,200 bytes of weights.bin from byte 0 on, but that has 64"),
+        ("offset", "8", "w should be 64 bytes of weights.bin from byte 8 on, but that has 64"),
+        ("length", "-4", "is incomplete: External data length must be non-negative"),
+    ],
+)
+def test_external_weights_that_are_not_all_there_are_told_before_any_is_read(external, key, value, told):
+    proto = onnx.load(external, load_external_data=False)
+    [entry] = [entry for entry in proto.graph.initializer[0].external_data if entry.key == key]
+    entry.value = value
+    external.write_bytes(proto.SerializeToString())
+
+    assert onnx_external.files(external) == ([] if value == "-4" else [external.with_name("weights.bin")])
+    with pytest.raises(ModelError, match=re.escape(told)):
+        onnx_import.load(external)
+
+
+def test_external_weights_outside_the_model_s_folder_are_refused(external):
+    proto = onnx.load(external, load_external_data=False)
+    [entry] = [entry for entry in proto.graph.initializer[0].external_data if entry.key == "location"]
+    entry.value = "../weights.bin"
+    external.write_bytes(proto.SerializeToString())
+    external.with_name("weights.bin").rename(external.parent.parent / "weights.bin")
+
+    with pytest.raises(ModelError, match="is incomplete"):
+        onnx_import.load(external)
+
+
+def set_the_future(proto):
+    proto.opset_import[0].version = 99
+
+
+def double_the_input(proto):
+    proto.graph.input.append(proto.graph.input[0])
+
+
+def drop_the_weights(proto):
+    del proto.graph.initializer[:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (set_the_future, "has operator set 99; known are those up to"),
+        (double_the_input, "several inputs of one name: x"),
+        (drop_the_weights, "MatMul '' reads 'w', which nothing before it makes"),
+    ],
+)
+def test_what_the_importer_would_take_without_a_word_is_refused(tmp_path, damage, told):
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    path = save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, [1, 4])}, {"w": (4, 4)})
+    proto = onnx.load(path)
+    damage(proto)
+    path.write_bytes(proto.SerializeToString())
+
+    with pytest.raises(ModelError, match=told):
+        onnx_import.load(path)
+
+
+def test_token_ids_keep_their_bound_through_a_gather(tmp_path, cpu):
+    node = helper.make_node("Gather", ["table", "ids"], ["y"])
+    path = save(tmp_path / "m.onnx", [node], {"ids": (TensorProto.INT64, [1, 6])}, {"table": (50, 8)}, rank=3)
+
+    module = fusion.fuse(onnx_import.load(path).module, cpu.tvm())
+
+    assert list(inputs.values(module).values()) == [Values("ids", 50)]

@@ -1,0 +1,109 @@
+"""Operators one by one: what they compute, and that they stay whole."""
+
+import numpy as np
+import pytest
+
+from lib.graph import fusion, inputs
+from lib.graph.inputs import Values
+from lib.graph.subgraphs import extract_subgraphs
+from lib.models import torch_import
+from tests.lib.models.torch_helpers import assert_like_torch, save
+
+
+def test_a_linear_layer_on_a_batch_of_sequences_is_one_operator(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: torch.relu(self.layer(x)), layer=torch.nn.Linear(8, 6)).eval()
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(2, 5, 8))
+
+    subgraphs = extract_subgraphs(fusion.fuse(torch_import.load(path).module, cpu.tvm()))
+
+    assert [subgraph.operators for subgraph in subgraphs] == [["matmul", "add", "max"]]
+
+
+def attention_cases():
+    readable = np.array([[True, True, False, True, False], [True] * 5, [False] * 5])  # one row reads nothing
+    return {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "booleans": {"attn_mask": readable},
+        "numbers": {"attn_mask": np.where(readable, 0.5, -np.inf).astype(np.float32)},
+        "scaled": {"scale": 0.3},
+        "grouped": {"enable_gqa": True},
+    }
+
+
+@pytest.mark.parametrize("case", attention_cases())
+def test_attention_computes_what_torch_computes(tmp_path, cpu, torch, models, case):
+    options = attention_cases()[case]
+    masks = [torch.from_numpy(options.pop("attn_mask"))] if "attn_mask" in options else []
+    heads = 2 if case == "grouped" else 4
+    attention = torch.nn.functional.scaled_dot_product_attention
+    model = models["function"](lambda self, q, k, v, *mask: attention(q, k, v, *mask, **options))
+    inputs = (torch.randn(1, 4, 3, 8), torch.randn(1, heads, 5, 8), torch.randn(1, heads, 5, 8), *masks)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, *inputs)
+
+
+def test_booleans_are_counted_not_or_ed(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, mask: mask.cumsum(-1))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.tensor([[True, False, True, True]]))
+
+
+def test_one_of_many_is_selected_also_from_the_end(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: x[:, -2] + x.select(-2, 0))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 4))
+
+
+def test_axes_may_be_counted_from_the_end(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: x.permute(0, -1, 1, -2).squeeze(-1) + x.squeeze((-2, 3)))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 1, 3))
+
+
+@pytest.mark.parametrize("limits", [{"min": -0.5}, {"max": 0.5}, {"min": -0.5, "max": 1}])
+def test_clamps_have_the_limits_they_are_given(tmp_path, cpu, torch, models, limits):
+    model = models["function"](lambda self, x: x.clamp(**limits) + torch.nn.functional.hardtanh(x) + x.clamp_max(0.2))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 5))
+
+
+def test_convolutions_stay_in_one_layout_through_relu6_and_empty_pads(tmp_path, cpu, torch, models):
+    nn = torch.nn
+    stages = [nn.Conv2d(8, 8, 1), nn.ReLU6(), nn.ZeroPad2d(0), nn.Conv2d(8, 8, 1), nn.Hardtanh(0, 2)]
+    path = save(torch, tmp_path / "m.pt2", nn.Sequential(*stages), torch.randn(1, 8, 4, 4))
+
+    subgraphs = extract_subgraphs(fusion.fuse(torch_import.load(path).module, cpu.tvm()))
+
+    tunable = [subgraph.operators for subgraph in subgraphs if "conv2d_1x1" in subgraph.operators]
+    assert tunable == [["conv2d_1x1", "add", "max", "min"]] * 2
+    assert sum(subgraph.weight for subgraph in subgraphs) == 4  # to NHWC, two convolutions, and back
+
+
+@pytest.mark.parametrize(("order", "operators"), [([0, 1, 2], []), ([0, 2, 1], ["index_tensor"])])
+def test_to_read_all_in_order_is_to_reshape(tmp_path, cpu, torch, models, order, operators):
+    rows, columns = torch.zeros(1, 1, dtype=torch.int64), torch.tensor(order)
+    model = models["function"](lambda self, x: x[rows, columns].unsqueeze(0) * 2)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(1, 3))
+
+    script = torch_import.load(tmp_path / "m.pt2").module.script(show_meta=False)
+    assert [name for name in ("index_tensor", "take") if f"R.{name}(" in script] == operators
+
+
+def test_a_choice_that_is_always_the_same_is_made_at_import(tmp_path, torch, models):
+    attention = torch.nn.functional.scaled_dot_product_attention
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    model = models["function"](lambda self, x: attention(x, x, x, mask))
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(1, 2, 4, 8))
+
+    assert "R.where" not in torch_import.load(path).module.script(show_meta=False)
+
+
+def test_token_ids_keep_their_bound(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, ids: self.table(ids), table=torch.nn.Embedding(50, 8))
+    path = save(torch, tmp_path / "m.pt2", model, torch.tensor([[0, 49, 7]]))
+
+    module = fusion.fuse(torch_import.load(path).module, cpu.tvm())
+
+    assert list(inputs.values(module).values()) == [Values("ids", 50)]

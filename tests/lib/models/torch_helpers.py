@@ -1,0 +1,45 @@
+"""Exported programs: written, spoilt, run, and compared with torch."""
+
+import zipfile
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from lib.graph import fusion
+from lib.models import torch_import
+
+
+def save(torch, path, model, *inputs, **options):
+    torch.export.save(torch.export.export(model, inputs, **options), path)
+    return path
+
+
+def rewrite(path, change):
+    """Replace members of an archive: `change` maps (name, content) to the new content; one differs at least."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    changed = {name: change(name, content) for name, content in members.items()}
+    assert changed != members
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in changed.items():
+            archive.writestr(name, content)
+    return path
+
+
+def run_untuned(model, cpu, *inputs):
+    """The outputs of the imported model as TVM compiles it, without any schedule."""
+    module = fusion.fuse(model.module, cpu.tvm())
+    with cpu.tvm():
+        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
+    arguments = [*(value.numpy() for value in inputs), *model.weights.values()]
+    outputs = machine["main"](*[tvm.runtime.tensor(argument) for argument in arguments])
+    return [outputs.numpy()] if hasattr(outputs, "numpy") else [output.numpy() for output in outputs]
+
+
+def assert_like_torch(torch, cpu, path, model, *inputs):
+    save(torch, path, model, *inputs)
+    found = run_untuned(torch_import.load(path), cpu, *inputs)
+    with torch.no_grad():
+        [expected] = [model(*inputs)]
+    np.testing.assert_allclose(found[0], expected.numpy(), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te
+from tvm.relax import op
+
+from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
+from lib.search.spaces import rows
+from lib.tir.workload import as_workload, load_workload
+from tests.helpers import matmul, run_on
+from tests.lib.search.spaces.test_contraction import sampled
+
+N, WIDTH = 24, 64
+
+
+def subgraph(cpu, make, *shapes):
+    """What `fusion.fuse` makes of an expression of tensors of these shapes, which must be one workload."""
+    inputs = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs, attrs={"num_input": len(inputs)}):
+        with builder.dataflow():
+            out = builder.emit_output(make(builder, *inputs))
+        builder.emit_func_output(out)
+    [found] = extract_subgraphs(fusion.fuse(builder.get(), cpu.tvm()))
+    return load_workload(found.workload)
+
+
+def softmax(cpu, *shape):
+    return subgraph(cpu, lambda _, x: op.nn.softmax(x, axis=-1), shape)
+
+
+def layer_norm(cpu, *shape):
+    return subgraph(cpu, lambda _, x, a, b: op.nn.layer_norm(x, a, b, [-1], 1e-5), shape, shape[-1:], shape[-1:])
+
+
+def maximum(cpu, *shape):
+    return subgraph(cpu, lambda _, x: op.max(x, axis=-1), shape)
+
+
+def in_numpy(make, x, *affine):
+    x = x.astype(np.float64)
+    if make is softmax:
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True)
+    if make is layer_norm:
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * affine[0] + affine[1]
+    return x.max(-1)
+
+
+@pytest.mark.parametrize("make", [softmax, layer_norm, maximum])
+@pytest.mark.parametrize("shape", [(N, WIDTH), (2, 3, 4, WIDTH)])
+def test_every_program_computes_what_it_should(cpu, make, shape):
+    workload = make(cpu, *shape)
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=s).astype(np.float32) for s in (shape, shape[-1:], shape[-1:])]
+    inputs = inputs if make is layer_norm else inputs[:1]
+    expected = in_numpy(make, *inputs)
+
+    schedules = sampled(workload, cpu)
+
+    assert rows.fits(workload, cpu.tvm())
+    assert len(schedules) >= 4
+    for schedule in schedules:
+        text = schedule.mod.script()
+        assert text.count("T.parallel(") == 1
+        assert "T.vectorized(" in text
+        found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def over_lines():
+    x = te.placeholder((N, WIDTH), name="x")
+    axis = te.reduce_axis((0, N), "axis")
+    return as_workload(te.create_prim_func([x, te.compute((WIDTH,), lambda j: te.sum(x[axis, j], axis))]))
+
+
+@pytest.mark.parametrize("name", ["product", "sum over lines", "odd width", "short", "a single row"])
+def test_other_sums_and_rows_that_fill_no_vectors_are_left_alone(cpu, name):
+    workload: tvm.IRModule = {
+        "product": matmul,
+        "sum over lines": over_lines,
+        "odd width": lambda: softmax(cpu, N, 63),
+        "short": lambda: softmax(cpu, N, 4),
+        "a single row": lambda: softmax(cpu, WIDTH),
+    }[name]()
+
+    assert not rows.fits(workload, cpu.tvm())

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+from tvm import te, topi
+from tvm.s_tir import Schedule
+
+from lib.graph.fusion import SCHEDULE_RULE, schedule_rules
+from lib.search.spaces import window
+from lib.tir.workload import as_workload
+from tests.helpers import matmul, run_on
+from tests.lib.search.spaces.test_contraction import sampled
+
+SIZE, CHANNELS = 14, 32
+
+
+def depthwise(stride):
+    image = te.placeholder((1, SIZE, SIZE, CHANNELS), name="image")
+    weight = te.placeholder((3, 3, 1, CHANNELS), name="weight")
+    out = topi.nn.relu(topi.nn.group_conv2d_nhwc(image, weight, stride, 1, 1, CHANNELS))
+    return as_workload(te.create_prim_func([image, weight, out]))
+
+
+def pooling(kind, channels=CHANNELS):
+    image = te.placeholder((1, SIZE, SIZE, channels), name="image")
+    out = topi.nn.pool2d(image, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), kind, layout="NHWC")
+    schedule = Schedule(as_workload(te.create_prim_func([image, out])))
+    for block, rule in schedule_rules(schedule.mod["main"]).items():  # `graph.fuse` does so
+        assert rule.startswith("meta_schedule.pool")
+        schedule.unannotate(schedule.get_sblock(block), SCHEDULE_RULE)
+    return schedule.mod
+
+
+def windows(image, fill, stride):
+    """Shape (1, y, x, C, 3, 3)."""
+    padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=fill)
+    return np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))[:, ::stride, ::stride]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_every_program_of_a_depthwise_convolution_computes_it(cpu, stride):
+    rng = np.random.default_rng(0)
+    image, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, SIZE, SIZE, CHANNELS), (3, 3, 1, CHANNELS)))
+    expected = np.maximum(np.einsum("nyxcij,ijmc->nyxc", windows(image, 0, stride), weight), 0)
+
+    schedules = sampled(depthwise(stride), cpu)
+
+    assert len(schedules) > 6
+    assert window.fits(depthwise(stride), cpu.tvm())
+    for schedule in schedules:
+        assert "T.parallel(" in schedule.mod.script()
+        found = run_on(schedule.mod, cpu.tvm(), [image, weight], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_padding_is_made_before_or_in_tasks_or_not_at_all(cpu):
+    found = [schedule.mod.script() for schedule in sampled(depthwise(1), cpu, 24)]
+
+    padded = [text for text in found if "pad_temp" in text]
+    before = [text for text in padded if text.index('T.sblock("pad_temp")') < text.rindex("T.parallel(")]
+
+    assert 0 < len(before) < len(padded) < len(found)
+
+
+def test_every_program_of_a_max_pooling_computes_it(cpu):
+    image = np.random.default_rng(0).normal(size=(1, SIZE, SIZE, CHANNELS)).astype(np.float32) - 5  # zeros would win
+    expected = windows(image, -np.inf, 2).max(axis=(-2, -1))
+
+    schedules = sampled(pooling("max"), cpu)
+
+    assert len(schedules) > 6
+    for schedule in schedules:
+        found = run_on(schedule.mod, cpu.tvm(), [image], np.zeros(expected.shape, np.float32))
+        np.testing.assert_array_equal(found, expected)
+
+
+def across_channels():
+    """Sums over five neighbouring channels, as a local response norm has them."""
+    image = te.placeholder((1, SIZE, SIZE, CHANNELS + 4), name="image")
+    axes = [te.reduce_axis((0, n), name) for n, name in ((1, "line"), (1, "column"), (5, "channel"))]
+    sums = te.compute(
+        (1, SIZE, SIZE, CHANNELS),
+        lambda n, y, x, c: te.sum(image[n, y + axes[0], x + axes[1], c + axes[2]], axis=axes),
+        name="pool_sum",
+    )
+    return as_workload(te.create_prim_func([image, sums]))
+
+
+@pytest.mark.parametrize("workload", [pooling("max", 3), matmul(), across_channels()])
+def test_channels_that_fill_no_vector_and_sums_over_channels_are_left_alone(cpu, workload):
+    assert not window.fits(workload, cpu.tvm())

@@ -1,0 +1,197 @@
+"""Whether the check of whole models sees what it should: wrong queries or keys, before scores are masked."""
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+import tvm_ffi
+from onnx import TensorProto, helper, numpy_helper
+from tvm import tirx
+
+from lib import deploy
+from lib.contracts.errors import VerificationError
+from lib.contracts.files import ModelFiles
+from lib.graph import concatenation, fusion
+from lib.graph.algorithms import AlgorithmConfig
+from lib.measure.onnx_peer import OnnxFile
+from lib.models.source import Source
+from lib.tir import lowering
+from stages import compile, extract
+from stages.compile import Built, CompileConfig, Estimate
+from tests.stages.conftest import PROVENANCE
+
+CONFIG = CompileConfig(finalists=1, repeats=1, turns=1, timeout_s=60)
+
+
+def attention(path, mask="mask"):
+    """An ONNX file: an attention head over 24 tokens, each projection of an input of its own, masked as in BERT."""
+    shapes = {"query": [1, 16, 32], "key": [1, 24, 32], "value": [1, 24, 48]}
+    nodes = [
+        helper.make_node("MatMul", ["query", "wq"], ["q"]),
+        helper.make_node("MatMul", ["key", "wk"], ["k"]),
+        helper.make_node("MatMul", ["value", "wv"], ["v"]),
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "kt"], ["scores"]),
+        helper.make_node("Unsqueeze", [mask, "axis"], ["wide"]),
+        helper.make_node("Cast", ["wide"], ["shown"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["one", "shown"], ["hidden"]),
+        helper.make_node("Mul", ["hidden", "lowest"], ["shift"]),
+        helper.make_node("Add", ["scores", "shift"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["share"], axis=-1),
+        helper.make_node("MatMul", ["share", "v"], ["y"]),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {
+        **{name: rng.normal(size=(n, 32)).astype(np.float32) for name, n in (("wq", 32), ("wk", 32), ("wv", 48))},
+        "one": np.float32(1), "lowest": np.finfo(np.float32).min, "axis": np.array([1]),
+    }  # fmt: skip
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [
+            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()),
+            helper.make_tensor_value_info(mask, TensorProto.INT64, [1, 24]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 32])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def broken(module, name):
+    """The module with another kernel for the projection of an input: it adds where it should multiply."""
+    [gvar] = [
+        found[0]
+        for block in module["main"].body.blocks
+        for found in [concatenation.called(binding.value) for binding in block.bindings]
+        if found and any(str(getattr(argument, "name", "")) == name for argument in found[1])
+    ]
+    function = module[gvar]
+
+    def add(node):
+        return tirx.Add(node.a, node.b) if str(node.ty.dtype) == "float32" else node
+
+    body = tvm_ffi.structural_map(function.body, (tirx.Mul, add))
+    assert not tvm_ffi.structural_equal(body, function.body)
+    wrong = tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
+    return tvm.IRModule({**dict(module.functions_items()), gvar: wrong}, attrs=module.attrs)
+
+
+@pytest.fixture(scope="module")
+def extracted(cpu, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("attention")
+    files = ModelFiles(folder / "model")
+    extract.run(
+        Source(str(attention(folder / "a.onnx", "kept"))), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=files
+    )
+    return files
+
+
+def interface_of(built):
+    return deploy.interface(tvm.ir.load_json(built.module.read_text()))
+
+
+def made(built, cpu, wrong=None):
+    """The same with the tuned library, in which a kernel may be wrong, and the one to check it against."""
+    module, reference = (tvm.ir.load_json(path.read_text()) for path in (built.module, built.reference))
+    module = broken(module, wrong) if wrong else module
+    deploy.build(module, {}, cpu.tvm(), built.tuned, pack=True)
+    deploy.build(lowering.reference(reference, cpu.tvm()), {}, cpu.tvm(), built.checked, pack=False)
+    return built
+
+
+def verify(extracted, cpu, pool, folder, *, wrong=None, zero_mask=False):
+    """The largest difference that is found; with inputs as they were once made, if asked for: masks all zero."""
+    built = made(Built(folder, extracted), cpu, wrong)
+    interface = interface_of(built)
+    if zero_mask:
+        interface = [{**given, "bound": 1} if given["values"] == "mask" else given for given in interface]
+    return compile.verify(built, interface, Estimate(1.0), CONFIG, pool)["max_error"]
+
+
+@pytest.mark.parametrize("wrong", ["query", "key", "value"])
+def test_a_wrong_kernel_of_attention_is_seen_behind_a_mask(extracted, cpu, pool, tmp_path, wrong):
+    with pytest.raises(VerificationError, match="outputs differ"):
+        verify(extracted, cpu, pool, tmp_path, wrong=wrong)
+
+
+def test_the_right_kernels_of_attention_are_verified(extracted, cpu, pool, tmp_path):
+    assert verify(extracted, cpu, pool, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize("wrong", ["query", "key"])
+def test_behind_a_mask_of_zeros_a_wrong_kernel_would_not_be_seen(extracted, cpu, pool, tmp_path, wrong):
+    assert verify(extracted, cpu, pool, tmp_path, wrong=wrong, zero_mask=True) < 1e-5
+
+
+def test_the_inputs_of_attention_are_told_apart_without_names(extracted):
+    module = tvm.ir.load_json(extracted.module.read_text())
+
+    assert [(given["name"], given["values"], given["bound"]) for given in deploy.interface(module)] == [
+        ("query", "real", 0), ("key", "real", 0), ("value", "real", 0), ("kept", "mask", 2),
+    ]  # fmt: skip
+    assert [str(param.name) for param in fusion.inputs(module)] == ["query", "key", "value", "kept"]
+
+
+def scaled(path, value):
+    """An ONNX file: a product whose weights are all the same."""
+    made = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 32])],
+        [numpy_helper.from_array(np.full((32, 32), value, np.float32), "w")],
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def verified(cpu, pool, folder, value):
+    files = ModelFiles(folder / "model")
+    extract.run(Source(str(scaled(folder / "m.onnx", value))), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=files)
+    built = made(Built(folder, files), cpu)
+    return compile.verify(built, interface_of(built), Estimate(1.0), CONFIG, pool)
+
+
+def test_a_model_of_nothing_but_nan_is_refused_rather_than_called_verified(cpu, pool, tmp_path):
+    with pytest.raises(VerificationError, match="Output 0 of the model has not one finite element"):
+        verified(cpu, pool, tmp_path, np.nan)
+
+
+def test_outputs_that_vanish_pass_and_their_size_is_told(cpu, pool, tmp_path):
+    facts = verified(cpu, pool, tmp_path, np.float32(1e-40))
+
+    assert facts["largest_output"] < 1e-38
+    assert facts["max_error"] <= CONFIG.tolerance
+
+
+def test_a_model_that_was_imported_wrongly_is_refused(extracted, cpu, pool, tmp_path):
+    built = made(Built(tmp_path, extracted), cpu)
+    file, other = attention(tmp_path / "a.onnx", "kept"), onnx.load(attention(tmp_path / "b.onnx", "kept"))
+    [wq] = [tensor for tensor in other.graph.initializer if tensor.name == "wq"]
+    wq.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(wq), "wq"))
+    onnx.save(other, tmp_path / "b.onnx")
+
+    def facts(path):
+        against = OnnxFile(path, cpu, is_timed=True)
+        return compile.verify(built, interface_of(built), Estimate(1.0), CONFIG, pool, against)
+
+    found = facts(file)
+    assert found["onnx"]["by"].startswith("ONNX Runtime")
+    assert found["onnx"]["max_error"] < 1e-4
+    assert len(found["latencies_s"]["onnxruntime"]) == CONFIG.turns
+    with pytest.raises(VerificationError, match=r"imported model's outputs, .* differ from what ONNX Runtime"):
+        facts(tmp_path / "b.onnx")
+
+
+def test_a_file_that_onnx_runtime_does_not_run_costs_the_comparison_alone(extracted, cpu, pool, tmp_path):
+    built = made(Built(tmp_path, extracted), cpu)
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    against = OnnxFile(tmp_path / "broken.onnx", cpu, is_timed=True)
+
+    found = compile.verify(built, interface_of(built), Estimate(1.0), CONFIG, pool, against)
+
+    assert found["onnx"]["max_error"] is None
+    assert "Protobuf" in found["onnx"]["failure"]
+    assert "onnxruntime" not in found["latencies_s"]
