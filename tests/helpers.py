@@ -35,7 +35,7 @@ population = 32
 generations = 1
 [measure]
 min_repeat_s = 0.001
-device_patience_s = 5
+device_patience_s = 10
 [train]
 min_samples = 3
 num_boost_round = 5

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import psutil
@@ -155,12 +156,18 @@ def test_candidates_that_crash_and_hang_leave_the_servers_as_they_were(farm, poo
     assert all(server.is_running() for server in farm.servers)
 
 
-def test_without_any_device_the_run_stops_and_goes_on_when_one_is_back(farm, target, jobs):
-    pool = DevicePool(target, replace(CONFIG, device_patience_s=3), RpcFleet(farm.tracker, KEY, target))
+@pytest.fixture
+def impatient(farm, target):
+    """A pool that soon gives up waiting for a device."""
+    with closing(DevicePool(target, replace(CONFIG, device_patience_s=3), RpcFleet(farm.tracker, KEY, target))) as pool:
+        yield pool
+
+
+def test_without_any_device_the_run_stops_and_the_next_goes_on_when_one_is_back(farm, pool, impatient, jobs):
     found = []
 
     def measure_until_all_are_gone():
-        for measurement in pool.run(jobs):
+        for measurement in impatient.run(jobs):
             found.append(measurement)
             if len(found) == 2:
                 for server in farm.servers:
@@ -172,26 +179,23 @@ def test_without_any_device_the_run_stops_and_goes_on_when_one_is_back(farm, tar
     farm.start_server()
     left = [each for each in jobs if each.candidate_id not in {m.candidate_id for m in found}]
     assert measured(pool, left) == {"ok": 12 - len(found)}
-    pool.close()
 
 
-def test_without_a_tracker_the_run_stops_and_says_so(farm, target, jobs):
-    pool = DevicePool(target, replace(CONFIG, device_patience_s=3), RpcFleet(farm.tracker, KEY, target))
+def test_without_a_tracker_the_run_stops_and_says_so(farm, impatient, jobs):
     farm.stop_tracker()
 
     with pytest.raises(DeviceError, match="does not answer"):
-        list(pool.run(jobs))
-    pool.close()
+        list(impatient.run(jobs))
 
 
 def test_a_server_with_other_threads_than_the_target_is_refused(farm, jobs):
     """What is measured is what is deployed."""
     two = targets.cpu_target(threads=2)
-    pool = DevicePool(two, CONFIG, RpcFleet(farm.tracker, KEY, two))
-
-    with pytest.raises(DeviceError, match=r"runs kernels on 1 threads, but the target has 2.*--threads 2"):
+    with (
+        closing(DevicePool(two, CONFIG, RpcFleet(farm.tracker, KEY, two))) as pool,
+        pytest.raises(DeviceError, match=r"runs kernels on 1 threads, but the target has 2.*--threads 2"),
+    ):
         list(pool.run(jobs))
-    pool.close()
 
 
 def test_a_server_that_comes_later_is_used(farm, pool, jobs):
