@@ -146,7 +146,7 @@ def main() -> None:
     """Try them, keep a row of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=Path, help="folder of .onnx and .pt2 files with their .npz")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("wall.parquet"))
     parser.add_argument("--only", nargs="+", help="names of files, with suffix")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds for a file")
@@ -165,11 +165,10 @@ def main() -> None:
         names = [name for name in names if name in options.only]
     if options.command:
         table = _each_by_command([options.files / name for name in names], options.jobs, options.deadline)
+        table.to_parquet(options.out)
     else:
         command = [__file__, "--serve", "--files", str(options.files.resolve())]
-        table = wall_serve.rows(command, names, options.jobs, options.deadline)
-    if options.out:
-        table.to_parquet(options.out)
+        table = wall_serve.rows(command, names, options.jobs, options.deadline, options.out)
     print(summary(table))
 
 

@@ -107,7 +107,7 @@ def serve(*, quick: bool) -> None:
 def main() -> None:
     """Try them, keep a row of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("wall_operators.parquet"))
     parser.add_argument("--only", nargs="+", help="some of the tests; default: all")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--deadline", type=float, default=90.0, help="seconds for a test")
@@ -118,9 +118,7 @@ def main() -> None:
         serve(quick=options.quick)
         return
     command = [__file__, "--serve", *(["--quick"] if options.quick else [])]
-    table = wall_serve.rows(command, options.only or list(tests()), options.jobs, options.deadline)
-    if options.out:
-        table.to_parquet(options.out)
+    table = wall_serve.rows(command, options.only or list(tests()), options.jobs, options.deadline, options.out)
     print(wall.summary(table))
 
 

@@ -7,11 +7,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TextIO
 
 import pandas as pd
 import psutil
@@ -35,21 +35,30 @@ def serve(attempt: Callable[[str], Row]) -> None:
         print(json.dumps({"name": name, "seconds": time.perf_counter() - started, **row}), file=answers, flush=True)
 
 
-def rows(command: Sequence[str], names: Sequence[str], jobs: int, deadline_s: float) -> pd.DataFrame:
+def rows(command: Sequence[str], names: Sequence[str], jobs: int, deadline_s: float, out: Path) -> pd.DataFrame:
     """A row of each name, from processes that serve.
 
     Args:
         command: Starts such a process.
+        out: Where the table goes. Until all are tried, rows stand beside it as lines of JSON: the next call tries the
+            others only.
     """
+    kept = out.with_suffix(".jsonl")
+    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     queue: SimpleQueue[str] = SimpleQueue()
-    for name in names:
+    for name in sorted(set(names) - {row["name"] for row in known}):
         queue.put(name)
-    with ThreadPoolExecutor(jobs) as executor:
-        parts = executor.map(lambda _: list(_work(command, queue, deadline_s)), range(jobs))
-        return pd.DataFrame([row for part in parts for row in part]).sort_values("name", ignore_index=True)
+    with ThreadPoolExecutor(jobs) as executor, kept.open("a") as lines:
+        for work in [executor.submit(_work, command, queue, deadline_s, lines) for _ in range(jobs)]:
+            work.result()
+    found = [json.loads(line) for line in kept.read_text().splitlines()]
+    table = pd.DataFrame(found).sort_values("name", ignore_index=True)
+    table.to_parquet(out)
+    kept.unlink()
+    return table
 
 
-def _work(command: Sequence[str], names: "SimpleQueue[str]", deadline_s: float) -> Iterator[Row]:
+def _work(command: Sequence[str], names: "SimpleQueue[str]", deadline_s: float, lines: TextIO) -> None:
     process = _Process(command)
     while True:
         try:
@@ -66,7 +75,7 @@ def _work(command: Sequence[str], names: "SimpleQueue[str]", deadline_s: float) 
             process = _Process(command)
         told = str(row.get("told", "")).replace("\n", " ")
         print(f"{row['name']:48} {row['verdict']:11} {row['seconds']:5.1f} s  {told[:300]}", flush=True)
-        yield row
+        print(json.dumps(row), file=lines, flush=True)
 
 
 class _Process:
