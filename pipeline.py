@@ -1,6 +1,6 @@
 """Luigi tasks: who needs whom, where files lie, options and luigi.cfg to frozen configs. No tuning.
 
-    ExtractSubgraphs -> ClusterFamilies
+    ExtractSubgraphs -> ClusterFamilies -> RecallMeasurements -> TrainFamilyModels(-1)
         -> [GenerateCandidates(r) -> MeasureCandidates(r) -> TrainFamilyModels(r)] for r = 0, 1, ...
         -> CompileModel -> Report
 
@@ -17,22 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import luigi
+import pyarrow as pa
 from luigi.task import externalize
 
 from lib.contracts import digests, manifest, schemas, tables
 from lib.contracts.errors import TunerError
-from lib.contracts.files import RoundFiles
+from lib.contracts.files import RECALLED, RoundFiles
 from lib.contracts.tables import Provenance, made_from
 from lib.measure import factory
 from lib.options import Options, Table, options
 from lib.report import console
 from lib.scheduling import Choice, Float, Int, MeasuringTask, StageTask, Text, is_asked_for, section, tell_unread
-from lib.tuning import budget, cost_model, planning, runs
+from lib.tuning import budget, cost_model, history, planning, runs
 from lib.tuning.budget import TRIALS_PER_SUBGRAPH, Budget, Standing
 from lib.tuning.families import ALGORITHMS
-from lib.tuning.members import members
+from lib.tuning.history import History
+from lib.tuning.members import is_tried, joint_members, members
+from lib.tuning.planning import Member
 from lib.verification import CompileConfig
-from stages import cluster, compile, extract, generate, measure, report, train
+from stages import cluster, compile, extract, generate, join, measure, recall, report, summarize, train
 
 SESSION = uuid.uuid4().hex[:12]
 ARTIFACTS = Path(__file__).parent / "artifacts"  # unless `[tuner] artifacts` in the configuration moves them
@@ -46,6 +49,7 @@ class TunerTask(luigi.Task):
     sequence: int = Int(default=0, description="tokens in a sample of a zoo model; 0: its default")
     shape: str = Text(default="", description="of an ONNX file's inputs: 'ids=1,128', or 'batch=1'")
     weights: str = Text(default="", description="a .safetensors file for a zoo model; empty: random weights")
+    models: str = Text(default="", description=argparse.SUPPRESS)  # tuned together, see `TuneModels`
     families: str = Choice(default="core-operator", choices=list(ALGORITHMS), description="what shares a cost model")
     foresee: float = Float(default=0.25, description="share of a round for the bottleneck's family")
     strategy: str = Choice(default="foresee", choices=planning.STRATEGIES, description="whose turn is next")
@@ -65,6 +69,11 @@ class TunerTask(luigi.Task):
     def given(self) -> Options:
         own = {name: getattr(self, name) for name, _ in TunerTask.get_params() if name != "session"}
         return options(section, console.tell, Path(section("tuner").get("artifacts", ARTIFACTS)), **own)
+
+    @property
+    def recalled(self) -> "TrainFamilyModels":
+        """What there is before the first round."""
+        return self.clone(TrainFamilyModels, round=RECALLED)
 
     def finished_rounds(self, known: int = 0) -> int:
         """How many rounds are complete and current, from the first on; `known` of them are not looked at again."""
@@ -93,14 +102,66 @@ class ExtractSubgraphs(TunerTask, StageTask):
         extract.run(given.source, given.compile_target, given.algorithms, provenance=made, out=given.model_files)
 
 
+class JoinSubgraphs(TunerTask, StageTask):
+    """Import the models of a list, and join their subgraphs; one that cannot be imported leaves a reason."""
+
+    path = property(lambda self: self.given.tuned_files.subgraphs)
+    lock = property(lambda self: self.given.tuned_files.lock)
+
+    @cached_property
+    def extracted(self) -> list[ExtractSubgraphs | str]:
+        """What extracts each model; or why nothing can, its file say is missing."""
+        return [self._extracted(own) for own in self.given.options_of_models()]
+
+    def _extracted(self, own: dict[str, Any]) -> ExtractSubgraphs | str:
+        try:
+            return self.clone(ExtractSubgraphs, **own, models="")
+        except (TunerError, OSError) as error:
+            return console.in_words(error)
+
+    @property
+    def provenance(self) -> Provenance:
+        """Of what makes the models what they are."""
+        made = [task if isinstance(task, str) else task.provenance.inputs for task in self.extracted]
+        return Provenance(digests.of_text(*made), SESSION)
+
+    def is_current(self) -> bool:
+        """Also with models that could not be imported: they are tried again when they have changed."""
+        if not tables.is_current(*self.given.subgraphs, self.provenance.inputs):
+            return False
+        errors = tables.read(self.given.tuned_files.models, schemas.MODELS)["error"].to_pylist()
+        imported = [task for error, task in zip(errors, self.extracted, strict=True) if not error]
+        return all(isinstance(task, ExtractSubgraphs) and task.is_current() for task in imported)
+
+    def work(self) -> None:
+        parts = []
+        for listed, task in zip(self.given.listed, self.extracted, strict=True):
+            self.status(f"importing {listed.name}")
+            error = task if isinstance(task, str) else attempt(task)
+            table = None if error or isinstance(task, str) else task.path
+            parts.append(join.Part(listed.name, listed.importance, table, error))
+        join.run(parts, provenance=self.provenance, out=self.given.tuned_files)
+
+
+def attempt(*tasks: StageTask) -> str:
+    """Run tasks that are not complete, of one model among several; why that failed, or empty."""
+    try:
+        for task in tasks:
+            if not task.complete():
+                task.run()
+    except Exception as error:  # the others go on
+        return console.in_words(error) or f"{type(error).__name__}: {error}"
+    return ""
+
+
 class ClusterFamilies(TunerTask, StageTask):
     """Group the subgraphs into families."""
 
     path = property(lambda self: self.given.clustered[0])
-    lock = property(lambda self: self.given.model_files.lock)
+    lock = property(lambda self: self.given.tuned_files.lock)
 
     def requires(self) -> luigi.Task:
-        return self.clone(ExtractSubgraphs)
+        return self.clone(JoinSubgraphs if self.models else ExtractSubgraphs)
 
     @property
     def provenance(self) -> Provenance:
@@ -110,7 +171,7 @@ class ClusterFamilies(TunerTask, StageTask):
         return self.requires().is_current() and tables.is_current(*self.given.clustered, self.provenance.inputs)
 
     def work(self) -> None:
-        cluster.run(self.given.model_files.subgraphs, self.families, provenance=self.provenance, out=self.path)
+        cluster.run(self.given.subgraphs[0], self.families, provenance=self.provenance, out=self.path)
 
 
 @ClusterFamilies.event_handler(luigi.Event.SUCCESS)
@@ -134,7 +195,8 @@ class RoundTask(TunerTask, StageTask):
 
     @property
     def trained_before(self) -> list[Table]:
-        return [(self.given.run_files.round(self.round - 1).training, schemas.TRAINING)] if self.round else []
+        before = self.given.run_files.round(self.round - 1)
+        return [] if self.files.is_recalled else [(before.training, schemas.TRAINING)]
 
     @property
     def provenance(self) -> Provenance:
@@ -145,6 +207,27 @@ class RoundTask(TunerTask, StageTask):
         return there and tables.is_current(self.path, self.schema, self.provenance.inputs)
 
 
+class RecallMeasurements(RoundTask):
+    """Pin what the memory knows, as the round before the first."""
+
+    round: int = Int(default=RECALLED, description=argparse.SUPPRESS)
+    schema = schemas.CANDIDATES
+    path = property(lambda self: self.files.candidates)
+    sources = property(lambda self: [self.given.subgraphs, self.given.clustered])
+
+    def requires(self) -> luigi.Task:
+        return self.clone(ClusterFamilies)
+
+    def work(self) -> None:
+        self.status("recalling what is known")
+        given = self.given
+        runs.record(given.run_files, given.identity)
+        recall.run(
+            given.subgraphs[0], given.clustered[0], self.families, given.memory, given.train.max_samples,
+            provenance=self.provenance, out=self.files,
+        )  # fmt: skip
+
+
 class GenerateCandidates(RoundTask):
     """Plan a round and search its candidates."""
 
@@ -153,16 +236,17 @@ class GenerateCandidates(RoundTask):
     sources = property(lambda self: [self.given.subgraphs, self.given.clustered, *self.trained_before])
 
     def requires(self) -> list[luigi.Task]:
-        before = [externalize(self.clone(TrainFamilyModels, round=self.round - 1))] if self.round else []
-        return [self.clone(ClusterFamilies), *before]
+        before = self.clone(TrainFamilyModels, round=self.round - 1)
+        return [self.clone(ClusterFamilies), externalize(before) if self.round else before]
 
     def work(self) -> None:
         self.status("searching candidates")
         runs.record(self.given.run_files, self.given.identity)
-        given, past = self.given, self.given.run_files.rounds(self.round)
+        given, past = self.given, self.given.run_files.past(self.round)
         generate.run(
-            given.model_files.subgraphs, given.clustered[0], past, given.compile_target, given.plan, given.search,
+            given.subgraphs[0], given.clustered[0], past, given.compile_target, given.plan, given.search,
             seed=self.seed, provenance=self.provenance, out=self.files,
+            models=given.tuned_files.models if self.models else None,
         )  # fmt: skip
 
 
@@ -185,18 +269,22 @@ class MeasureCandidates(RoundTask, MeasuringTask):
             self.status(doing)
 
         self.status(doing)
-        runs.record(self.given.run_files, self.given.identity)
-        measure.run(subgraphs, self.given.runner, provenance=made, out=self.files, watch=watch, say=console.tell)
+        given = self.given
+        runs.record(given.run_files, given.identity)
+        measure.run(
+            subgraphs, given.runner, provenance=made, out=self.files, memory=given.memory, watch=watch, say=console.tell
+        )
 
 
 class TrainFamilyModels(RoundTask):
-    """Train the models of the families that a round measured."""
+    """Train the models of the families that a round measured, or of which something was recalled."""
 
     schema = schemas.TRAINING
     path = property(lambda self: self.files.training)
 
     def requires(self) -> luigi.Task:
-        return externalize(self.clone(MeasureCandidates))
+        recalls = self.files.is_recalled
+        return self.clone(RecallMeasurements) if recalls else externalize(self.clone(MeasureCandidates))
 
     @property
     def sources(self) -> list[Table]:  # type: ignore[override]
@@ -205,8 +293,8 @@ class TrainFamilyModels(RoundTask):
 
     def is_current(self) -> bool:
         """The whole round is: a round whose candidates went missing is made again from there."""
-        before = (self.clone(GenerateCandidates), self.clone(MeasureCandidates))
-        return all(stage.is_current() for stage in before) and super().is_current()
+        before = [RecallMeasurements] if self.files.is_recalled else [GenerateCandidates, MeasureCandidates]
+        return all(self.clone(stage).is_current() for stage in before) and super().is_current()
 
     def work(self) -> None:
         self.status("training")
@@ -214,7 +302,7 @@ class TrainFamilyModels(RoundTask):
         if config.device == "cuda" and (reason := cost_model.without_cuda()):
             console.tell(f"warning: [train] device = cuda: {reason}, so cost models train on the CPU")
             config = replace(config, device="cpu")
-        past = self.given.run_files.rounds(self.round + 1)
+        past = self.given.run_files.past(self.round + 1)
         train.run(self.given.clustered[0], past, config, seed=self.seed, provenance=self.provenance, out=self.files)
 
 
@@ -225,53 +313,58 @@ class FinalTask(TunerTask, StageTask):
 
     @cached_property
     def past(self) -> list[RoundFiles]:
-        return self.given.run_files.rounds(self.finished_rounds() if self.rounds < 0 else self.rounds)
+        return self.given.run_files.past(self.finished_rounds() if self.rounds < 0 else self.rounds)
 
 
 class CompileModel(FinalTask, MeasuringTask):
     """Compile the model with the best of its finished rounds."""
 
-    path = property(lambda self: self.given.run_files.compiled.manifest)
+    path = property(lambda self: self.given.shipped.compiled.manifest)
 
     @property
     def config(self) -> CompileConfig:
         return self.given.configured(CompileConfig, "compile")
 
     def requires(self) -> luigi.Task:
-        return externalize(self.clone(TrainFamilyModels, round=max(len(self.past) - 1, 0)))
+        """Round 0, where neither that nor anything recalled is there: else nothing would be tuned."""
+        last = self.past[-1]
+        is_empty = last.is_recalled and not (last.plan.exists() and len(tables.read(last.plan, schemas.PLAN)))
+        return externalize(self.clone(TrainFamilyModels, round=0 if is_empty else last.number))
 
     @property
     def provenance(self) -> Provenance:
         return Provenance(compile.inputs(self.past, self.config), SESSION)
 
     def is_current(self) -> bool:
-        return bool(self.past) and manifest.is_current(self.path, self.provenance.inputs)
+        there = all(files.training.exists() for files in self.past)
+        return there and manifest.is_current(self.path, self.provenance.inputs)
 
     def work(self) -> None:
         given, pool = self.given, factory.require_pool(self.given.runner)
+        runs.record(given.shipped, given.identity)
         compile.run(
             given.model_files, given.clustered[0], self.past, given.compile_target, self.config, pool,
-            provenance=self.provenance, out=self.given.run_files.compiled, onnx=given.onnx_file, say=self.status,
+            provenance=self.provenance, out=given.shipped.compiled, onnx=given.onnx_file, say=self.status,
         )  # fmt: skip
 
 
 class Report(FinalTask):
     """Write and print the report of a compiled run."""
 
-    path = property(lambda self: self.given.run_files.reported)
+    path = property(lambda self: self.given.shipped.reported)
 
     def requires(self) -> luigi.Task:
-        return externalize(self.clone(CompileModel, rounds=len(self.past)))
+        return externalize(self.clone(CompileModel, rounds=self.past[-1].number + 1))
 
     @property
     def provenance(self) -> Provenance:
-        return Provenance(digests.of_file(self.given.run_files.compiled.manifest), SESSION)
+        return Provenance(digests.of_file(self.given.shipped.compiled.manifest), SESSION)
 
     def is_current(self) -> bool:
         return self.requires().is_current() and manifest.is_current(self.path, self.provenance.inputs)
 
     def work(self) -> None:
-        given, files = self.given, self.given.run_files
+        given, files = self.given, self.given.shipped
         title = f"{given.model_files.folder.name} on {given.compile_target.name}, {files.folder.name}"
         report.run(
             given.model_files, given.clustered[0], self.past, files.compiled, title,
@@ -281,30 +374,70 @@ class Report(FinalTask):
     def run(self) -> None:
         """Print it, also if another run of the same command wrote it."""
         super().run()
-        console.show(report.shown(self.given.run_files))
+        if not self.models:  # of which there is a summary
+            console.show(report.shown(self.given.shipped))
 
 
-class TuneModel(TunerTask):
-    """Tune a model until the first of its limits is reached, then compile, verify and report it."""
+class TuningTask(TunerTask):
+    """Asks for rounds until the first of its limits is reached."""
 
     trials: int = Int(
         default=0, description=f"end after so many; 0: {TRIALS_PER_SUBGRAPH} a subgraph if no limit is set"
     )
     minutes: float = Float(default=0.0, description="end after so many minutes of tuning; 0: no limit")
-    target_latency_ms: float = Float(default=0.0, description="end at this estimate; 0: no limit")
 
     _finished = 0  # rounds that this process has seen complete
-    _counted_on = ""  # the families that they were made for: a new extraction begins a new count
+    _counted_on = ""  # what they stand on: a new extraction begins a new count
     _started = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.budget = Budget(self.trials, 60 * self.minutes, self.target_latency_ms / 1e3)
+        self.budget = Budget(self.trials or None, 60 * self.minutes or None)
+
+    @property
+    def past(self) -> list[RoundFiles]:
+        """What was recalled, and the finished rounds."""
+        return self.given.run_files.past(self._finished)
+
+    def look(self) -> Standing:
+        """Where the run stands; progress is told."""
+        now = made_from((self.recalled.path, schemas.TRAINING))
+        self._finished = self.finished_rounds(self._finished if self._counted_on == now else 0)
+        self._counted_on = now
+        standing = self.standing()
+        console.progress().begin_round(self.budget, standing, is_relative=bool(self.models))
+        self.set_progress_percentage(standing.percentage(self.budget))
+        return standing
+
+    def next_round(self) -> Iterator[luigi.Task]:
+        for stage in (GenerateCandidates, MeasureCandidates, TrainFamilyModels):
+            yield self.clone(stage, round=self._finished)
+
+    def standing(self) -> Standing:
+        """After the rounds that are finished."""
+        so_far = history.load(self.past)
+        found = self.members(so_far)
+        self.budget = self.budget.or_default([so_far.of(member.subgraph_id).n_recalled for member in found])
+        return budget.standing(self.past, found, self.budget, self.given.plan)
+
+    def members(self, so_far: History) -> list[Member]:
+        """What is tuned."""
+        raise NotImplementedError
+
+
+class TuneModel(TuningTask):
+    """Tune a model until the first of its limits is reached, then compile, verify and report it."""
+
+    target_latency_ms: float = Float(default=0.0, description="end at this estimate; 0: no limit")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.budget = replace(self.budget, latency_s=self.target_latency_ms / 1e3 or None)
 
     def complete(self) -> bool:
         compiles = self.given.measured_on.can_compile
         try:
-            if not self.clone(ClusterFamilies).is_current():  # say, after an upgrade of TVM
+            if not self.recalled.is_current():  # say, after an upgrade of TVM
                 return False
             self._finished = self.finished_rounds()
             reported = not compiles or self.clone(Report, rounds=self._finished).is_current()
@@ -321,16 +454,10 @@ class TuneModel(TunerTask):
         """Luigi starts this afresh after each task it asked for, so what stands before a yield is cheap."""
         self._started = True
         _ = (self.given.run_files, self.clone(CompileModel).config)  # settings that cannot work end it here
-        yield self.clone(ClusterFamilies)
-        now = made_from(self.given.clustered)
-        self._finished = self.finished_rounds(self._finished if self._counted_on == now else 0)
-        self._counted_on = now
-        standing = self.standing()
-        console.progress().begin_round(self.budget, standing)
-        self.set_progress_percentage(standing.percentage(self.budget))
+        yield self.recalled
+        standing = self.look()
         if not standing.ended:
-            for stage in (GenerateCandidates, MeasureCandidates, TrainFamilyModels):
-                yield self.clone(stage, round=self._finished)
+            yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
         if not self.given.measured_on.can_compile:
             console.show(
@@ -340,8 +467,112 @@ class TuneModel(TunerTask):
         yield self.clone(CompileModel, rounds=self._finished)
         yield self.clone(Report, rounds=self._finished)
 
-    def standing(self) -> Standing:
-        """After the rounds that are finished."""
-        found = members(tables.read(*self.given.subgraphs), tables.read(*self.given.clustered))
-        self.budget = self.budget.or_default(len(found))
-        return budget.standing(self.given.run_files.rounds(self._finished), found, self.budget, self.given.plan)
+    def members(self, so_far: History) -> list[Member]:
+        return members(tables.read(*self.given.subgraphs), tables.read(*self.given.clustered))
+
+
+class DeliverModel(FinalTask):
+    """Compile, verify and report one of several models that are tuned together; that it fails is an outcome, too."""
+
+    path = property(lambda self: self.given.run_files.outcome(self.given.model_files.folder.name))
+    lock = property(lambda self: self.path.with_suffix(".lock"))
+
+    @property
+    def provenance(self) -> Provenance:
+        return Provenance(made_from((self.past[-1].training, schemas.TRAINING)), SESSION)
+
+    def is_current(self) -> bool:
+        """Whether it was tried: what failed is tried again by the next command."""
+        if not self.path.exists():
+            return False
+        found = manifest.read(self.path)
+        is_same = found["inputs"] == self.provenance.inputs
+        return is_same and (found["session"] == SESSION if found["error"] else self.stages[-1].is_current())
+
+    @property
+    def stages(self) -> list[StageTask]:
+        return [self.clone(stage, rounds=self.past[-1].number + 1) for stage in (CompileModel, Report)]
+
+    def run(self) -> None:
+        """No lock of its own is held: its stages take that of the run."""
+        if not self.is_current():
+            self.status(f"compiling {self.given.model_files.folder.name}")
+            facts = {"session": SESSION, "error": attempt(*self.stages)}
+            manifest.write(self.path, self.provenance.inputs, facts, [])
+
+
+class TuneModels(TuningTask):
+    """Tune several models together; each gets a library early, and a faster one, if there is one, at the end."""
+
+    model: str = Text(default="", description=argparse.SUPPRESS)
+    models: str = Text(
+        description="names of the zoo and paths, with commas, `*.onnx` too; or a .toml file that lists them"
+    )
+
+    def complete(self) -> bool:
+        try:
+            if not self.recalled.is_current():
+                return False
+            self._finished = self.finished_rounds()
+            delivered = all(task.is_current() for task in self.deliveries()) and self.given.run_files.summary.exists()
+            done = delivered and not summarize.failed(self.outcomes()) and self.standing().ended != ""
+        except TunerError:
+            return False
+        if done and not self._started:
+            print(f"Nothing is left to do; the summary is {self.given.run_files.summary}")
+        return done
+
+    def run(self) -> Iterator[luigi.Task]:
+        """See `TuneModel.run`."""
+        self._started = True
+        _ = (self.given.run_files, self.clone(CompileModel).config)
+        factory.require_pool(self.given.runner)
+        yield self.recalled
+        standing = self.look()
+        for row, task in self.listed():
+            if is_tried(row, history.load(self.past)) and not task.path.exists():
+                yield task
+        if not standing.ended:
+            yield from self.next_round()
+        console.note(f"tuning ended: {standing.ended}")
+        for task in self.deliveries():
+            yield task
+        self.summarize()
+
+    def members(self, so_far: History) -> list[Member]:
+        given = self.given
+        return joint_members(
+            tables.read(*given.subgraphs), tables.read(*given.clustered), self.rows, so_far,
+        )  # fmt: skip
+
+    @property
+    def rows(self) -> pa.Table:
+        return tables.read(self.given.tuned_files.models, schemas.MODELS)
+
+    def listed(self) -> list[tuple[dict[str, Any], DeliverModel]]:
+        """The models that could be imported, with what makes their libraries."""
+        options = self.given.options_of_models()
+        return [(row, self.clone(DeliverModel, **own, models=self.models, rounds=self._finished))
+                for row, own in zip(self.rows.to_pylist(), options, strict=True) if not row["error"]]  # fmt: skip
+
+    def deliveries(self) -> list[DeliverModel]:
+        return [task for _, task in self.listed()]
+
+    def outcomes(self) -> dict[str, summarize.Outcome]:
+        """What came of each model, by name."""
+        found: dict[str, summarize.Outcome] = {row["name"]: (row["error"], None) for row in self.rows.to_pylist()}
+        for row, task in self.listed():
+            found[row["name"]] = (manifest.read(task.path)["error"], task.given.shipped.compiled)
+        return found
+
+    def summarize(self) -> None:
+        """Write and print it.
+
+        Raises:
+            TunerError: Some models failed: the command's status is to tell.
+        """
+        given, outcomes = self.given, self.outcomes()
+        summarize.run(given.tuned_files.models, self.past, outcomes, out=given.run_files.summary)
+        console.show(given.run_files.summary.read_text(encoding="utf-8"))
+        if told := summarize.failed(outcomes):
+            raise TunerError(f"{told}. The others have their libraries; see {given.run_files.summary}.")

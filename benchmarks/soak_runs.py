@@ -38,7 +38,7 @@ from lib.contracts.schemas import MEASUREMENTS
 from lib.measure import journal
 
 STAGES = ("extract", "cluster", "generate", "measure", "train", "compile", "report")
-_DISK_MB = 96
+_DISK_MB = 192
 _CONFIG = """
 [tuner]
 artifacts = {artifacts}
@@ -180,7 +180,7 @@ class Watch:
         for path in self._artifacts.rglob("measurements.jsonl"):
             for row in journal.read(path).rows:
                 found[f"{path.parent.parent.parent.parent.parent.name} {row.candidate_id}"] = row.measured_at
-        for path in self._artifacts.rglob("measurements.parquet"):
+        for path in self._artifacts.rglob("rounds/*/measurements.parquet"):
             with contextlib.suppress(FileNotFoundError):
                 for row in tables.read(path, MEASUREMENTS).select(["candidate_id", "measured_at"]).to_pylist():
                     found[f"{path.parent.parent.parent.parent.parent.name} {row['candidate_id']}"] = row["measured_at"]
@@ -261,7 +261,7 @@ def main() -> None:
         if options.out:
             rows = [
                 row
-                for path in artifacts.rglob("measurements.parquet")
+                for path in artifacts.rglob("rounds/*/measurements.parquet")
                 for row in tables.read(path, MEASUREMENTS).to_pylist()
             ]
             pd.DataFrame(rows).drop(columns="conditions").to_parquet(options.out)

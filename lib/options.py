@@ -2,12 +2,12 @@
 
 import atexit
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from lib.contracts import settings
+from lib.contracts import digests, settings
 from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, SUBGRAPHS
 from lib.graph.algorithms import AlgorithmConfig
@@ -17,11 +17,14 @@ from lib.measure.devices import Devices
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.replay import ReplayRunner
 from lib.measure.runner import MeasureConfig, Runner
+from lib.models import listing
+from lib.models.listing import Listed
 from lib.models.source import Source
 from lib.models.zoo import catalogue
 from lib.search.evolution import SearchConfig
 from lib.tuning import runs
 from lib.tuning.cost_model import TrainConfig
+from lib.tuning.memory import Memory, MemoryConfig
 from lib.tuning.planning import PlanConfig
 
 Section = Callable[[str], Mapping[str, str]]  # from a name to text by key
@@ -34,6 +37,7 @@ class Options:
     """The options of `TunerTask`, by the same names, and where the rest stands."""
 
     model: str
+    models: str
     batch_size: int
     sequence: int
     shape: str
@@ -55,9 +59,12 @@ class Options:
         Raises:
             ModelError, ConfigError: It cannot; the message says why.
         """
-        self.source.check()
-        if not self.source.is_file:
-            catalogue.entry(self.source.model)
+        if self.models:
+            _ = self.listed
+        if self.model:
+            self.source.check()
+            if not self.source.is_file:
+                catalogue.entry(self.source.model)
         _ = self.measured_on
 
     def configured(self, kind: type[Any], section: str, **options: Any) -> Any:
@@ -72,6 +79,15 @@ class Options:
     def source(self) -> Source:
         """The model that is meant."""
         return Source(_expanded(self.model), self.batch_size, self.sequence, self.shape, _expanded(self.weights))
+
+    @cached_property
+    def listed(self) -> list[Listed]:
+        """The models that are tuned together, if there are several."""
+        return listing.parse(self.models, self.batch_size, self.sequence)
+
+    def options_of_models(self) -> list[dict[str, Any]]:
+        """Those that differ between the listed models."""
+        return [asdict(each.source) for each in self.listed]
 
     @property
     def onnx_file(self) -> OnnxFile | None:
@@ -117,50 +133,90 @@ class Options:
         return self.configured(TrainConfig, "train")
 
     @cached_property
+    def memory(self) -> Memory | None:
+        """`[memory]`: what was measured on this target before; of replayed measurements there is none."""
+        if self.memory_config.use == "no" or isinstance(self.runner, ReplayRunner):
+            return None
+        return Memory(self.artifacts / self.compile_target.name / "memory", self.runner.conditions, self.say)
+
+    @cached_property
+    def memory_config(self) -> MemoryConfig:
+        """`[memory]`, as it stands."""
+        return self.configured(MemoryConfig, "memory")
+
+    @cached_property
     def model_files(self) -> ModelFiles:
         """Files that all runs of a model on a target share; another graph of it has others."""
         return ModelFiles(self.artifacts / self.compile_target.name / (self.source.name + self.algorithms.suffix))
 
+    @cached_property
+    def tuned_files(self) -> ModelFiles:
+        """Of what is tuned: the model, or several models as one."""
+        if not self.models:
+            return self.model_files
+        digest = digests.of_json([[each.name, each.importance] for each in self.listed])[:8]
+        name = f"{len(self.listed)}-models-{digest}{self.algorithms.suffix}"
+        return ModelFiles(self.artifacts / self.compile_target.name / "nights" / name)
+
     @property
     def subgraphs(self) -> Table:
-        """The SUBGRAPHS table, with its schema."""
-        return self.model_files.subgraphs, SUBGRAPHS
+        """The SUBGRAPHS table of what is tuned, with its schema."""
+        return self.tuned_files.subgraphs, SUBGRAPHS
 
     @property
     def clustered(self) -> Table:
         """The FAMILIES table of these options, with its schema."""
-        return self.model_files.families(self.families), FAMILIES
+        return self.tuned_files.families(self.families), FAMILIES
 
     @cached_property
     def runner(self) -> Runner:
         """What measures, shared by all rounds; what it started ends with this process."""
-        runner = factory.open_runner(self.measured_on, self.compile_target, self.measure)
-        if isinstance(runner, ReplayRunner) and runner.left_out:
-            self.say(runner.left_out)
-        atexit.register(runner.close)
-        return runner
+        return _opened(self.measured_on, self.compile_target, self.measure, self.say)
 
     @cached_property
     def identity(self) -> runs.Identity:
         """Which run is meant."""
-        configs = {"plan": self.plan, "generate": self.search, "measure": self.measure, "train": self.train}
+        configs = {
+            "plan": self.plan,
+            "generate": self.search,
+            "measure": self.measure,
+            "train": self.train,
+            "memory": self.memory_config,
+        }
         options = {"seed": self.seed, "families": self.families, "devices": self.measured_on.identity}
+        if self.models:
+            options["models"] = self.tuned_files.folder.name
         title = f"{self.strategy}-{self.families}-seed{self.seed}"
         return runs.identity(title, configs, options, self.runner.conditions)
 
     @cached_property
     def run_files(self) -> RunFiles:
         """Of the run that is meant. Looked for once: what is new when this process begins is its own from then on."""
-        found = runs.find(self.model_files, self.identity)
+        found = runs.find(self.tuned_files, self.identity)
         if found.message:
             self.say(found.message)
         return found.files
+
+    @property
+    def shipped(self) -> RunFiles:
+        """Where the library of `model` lies: in its run, also if it was tuned together with others."""
+        return self.model_files.run(self.run_files.folder.name)
 
 
 @cache
 def options(section: Section, say: Say, artifacts: Path, **given: Any) -> Options:
     """The one value of these options in this process: see `Options`."""
     return Options(**given, section=section, say=say, artifacts=artifacts)
+
+
+@cache
+def _opened(measured_on: Devices, target: targets.AnyTarget, config: MeasureConfig, say: Say) -> Runner:
+    """One for all models of this process; what it started ends with that."""
+    runner = factory.open_runner(measured_on, target, config)
+    if isinstance(runner, ReplayRunner) and runner.left_out:
+        say(runner.left_out)
+    atexit.register(runner.close)
+    return runner
 
 
 def _expanded(path: str) -> str:

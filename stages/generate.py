@@ -14,7 +14,7 @@ from lib.contracts import digests, tables
 from lib.contracts.clock import Clock
 from lib.contracts.errors import ContractError, TunerError
 from lib.contracts.files import RoundFiles
-from lib.contracts.schemas import CANDIDATES, FAMILIES, N_FEATURES, PLAN, SUBGRAPHS, TRAINING
+from lib.contracts.schemas import CANDIDATES, FAMILIES, MODELS, N_FEATURES, PLAN, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.machine.targets import AnyTarget
 from lib.search import evolution
@@ -23,7 +23,7 @@ from lib.tir.workload import load_workload
 from lib.tuning import history
 from lib.tuning.cost_model import FamilyModel
 from lib.tuning.history import History
-from lib.tuning.members import members
+from lib.tuning.members import joint_members, members
 from lib.tuning.planning import PlanConfig, PlanRow, plan_round
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ def run(
     seed: int,
     provenance: Provenance,
     out: RoundFiles,
+    models: Path | None = None,
 ) -> Path:
     """Make the candidates of the round after `past`.
 
@@ -53,6 +54,7 @@ def run(
         subgraphs: A SUBGRAPHS table; `families`: a FAMILIES table for it.
         past: The finished rounds of this run.
         seed: Equal inputs and seeds give equal candidates.
+        models: The MODELS table, where these are the subgraphs of several.
         out: Gets the PLAN and, last, the CANDIDATES table. Candidates stand in measuring order.
 
     Raises:
@@ -62,13 +64,18 @@ def run(
     clock = Clock()
     described = tables.read(subgraphs, SUBGRAPHS)
     so_far = history.load(past)
-    rows = plan_round(so_far, members(described, tables.read(families, FAMILIES)), plan_config)
+    clustered = tables.read(families, FAMILIES)
+    found = (joint_members(described, clustered, tables.read(models, MODELS), so_far) if models
+             else members(described, clustered))  # fmt: skip
+    rows = plan_round(so_far, found, plan_config)
     if not rows:
         raise NothingToImprove("No subgraph is left that can improve.")
-    models = _models(past)
+    trained = _models(past)
     texts = dict(described.select(["subgraph_id", "workload"]).to_pandas().to_numpy())
     with clock.spent("search"):
-        searcher = Searcher(texts, so_far, models, target.tvm(), search_config, evolution.digest_seed(seed, out.number))
+        searcher = Searcher(
+            texts, so_far, trained, target.tvm(), search_config, evolution.digest_seed(seed, out.number)
+        )
         rows = [searcher.choose(rows)] if rows[0].kind == "foresee" else rows
         proposals = [(row, proposal) for row in rows for proposal in searcher.propose(row)]
     tables.write(pa.Table.from_pylist([asdict(row) for row in rows], schema=PLAN), out.plan, PLAN, provenance)

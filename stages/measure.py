@@ -1,8 +1,10 @@
-"""A round's candidates in, one measurement for each out; nothing that was measured is measured again."""
+"""A round's candidates in, one measurement for each out; what was measured, by this run or another, is not again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -10,13 +12,17 @@ from lib.contracts import digests, tables
 from lib.contracts.clock import Clock
 from lib.contracts.conditions import Conditions
 from lib.contracts.files import RoundFiles
-from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, REMEMBERED, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.measure import journal
 from lib.measure.runner import Job, Measurement, Runner
+from lib.tuning.memory import Memory
 
 Watcher = Callable[[Measurement], None]
 Say = Callable[[str], object]
+
+_DESCRIBED = ["subgraph_id", "workload", "core_operator", "operators"]
+_OTHERS = "waiting for another run that measures one of these subgraphs"
 
 
 def run(
@@ -25,6 +31,7 @@ def run(
     *,
     provenance: Provenance,
     out: RoundFiles,
+    memory: Memory | None = None,
     watch: Watcher | None = None,
     say: Say = lambda _text: None,
 ) -> Path:
@@ -35,6 +42,7 @@ def run(
         runner: Builds and times; a candidate's failure comes back as a row with a status.
         out: Has the CANDIDATES table, gets the MEASUREMENTS table. What is measured is in its journal at once,
             so a run that was interrupted goes on where it stood.
+        memory: Knows what other runs measured since this one began, and keeps what this one does.
         watch: Told of each measurement, those of an interrupted run included.
         say: Told why something that was measured before is measured again.
 
@@ -43,23 +51,54 @@ def run(
         MissingInput, ContractError: An input is not there, or not what it should be.
     """
     clock = Clock()
-    texts = tables.read(subgraphs, SUBGRAPHS).select(["subgraph_id", "workload"]).to_pylist()
+    rows = tables.read(subgraphs, SUBGRAPHS).select(_DESCRIBED).to_pylist()
+    described = {row.pop("subgraph_id"): row for row in rows}
     candidates = tables.read(out.candidates, CANDIDATES)
-    jobs = jobs_of(candidates, {row["subgraph_id"]: row["workload"] for row in texts})
-    done = _known(jobs, runner.conditions, out, say)
-    with journal.appending(out.journal) as book:
-        for measurement in measure(jobs, done, runner):
-            if measurement.candidate_id not in done:
-                book.add(measurement)
-                done[measurement.candidate_id] = measurement
-            if watch:
-                watch(measurement)
+    jobs = jobs_of(candidates, {subgraph_id: row["workload"] for subgraph_id, row in described.items()})
+    operators = {job.subgraph_id: described[job.subgraph_id]["core_operator"] for job in jobs}
+    with memory.claimed(operators, lambda: say(_OTHERS)) if memory else nullcontext():
+        recalled = _recalled(jobs, operators, memory) if memory else {}
+        done = {**_known(jobs, runner.conditions, out, say), **recalled}
+        with journal.appending(out.journal) as book:
+            for measurement in measure(jobs, done, runner):
+                if measurement.candidate_id not in done:
+                    book.add(measurement)
+                    done[measurement.candidate_id] = measurement
+                if watch:
+                    watch(measurement)
+        table = _table([done[job.candidate_id] for job in jobs if job.candidate_id in done])
+        if memory:
+            memory.remember(_remembered(candidates, table, described, but=recalled), provenance.session)
     for kind, seconds in runner.clock.items():
         clock.add(kind, seconds)
-    table = _table([done[job.candidate_id] for job in jobs if job.candidate_id in done])
     tables.write(table, out.measurements, MEASUREMENTS, provenance, clock=clock.read())
     out.journal.unlink(missing_ok=True)
     return out.measurements
+
+
+def _recalled(jobs: Sequence[Job], operators: Mapping[str, str], memory: Memory) -> dict[str, Measurement]:
+    """What other runs measured of a round's candidates."""
+    found: list[dict[str, Any]] = []
+    for subgraph_id, operator in operators.items():
+        wanted = [job.candidate_id for job in jobs if job.subgraph_id == subgraph_id]
+        found += memory.known(operator, subgraph_id, wanted).select(MEASUREMENTS.names).to_pylist()
+    return {row["candidate_id"]: Measurement.of(row) for row in found}
+
+
+def _remembered(
+    candidates: pa.Table, measurements: pa.Table, described: Mapping[str, Mapping[str, Any]], but: Mapping[str, object]
+) -> pa.Table:
+    """A round's rows of REMEMBERED, but for those that were recalled."""
+    place = {candidate_id: n for n, candidate_id in enumerate(candidates["candidate_id"].to_pylist())}
+    new = [n for n, key in enumerate(measurements["candidate_id"].to_pylist()) if key not in but]
+    rows = measurements.take(pa.array(new, pa.int64()))
+    of_rows = candidates.take(pa.array([place[key] for key in rows["candidate_id"].to_pylist()], pa.int64()))
+    subgraph_ids = rows["subgraph_id"].to_pylist()
+    columns = {name: (rows if name in MEASUREMENTS.names else of_rows)[name] for name in REMEMBERED.names
+               if name not in ("core_operator", "operators")}  # fmt: skip
+    for name in ("core_operator", "operators"):
+        columns[name] = pa.array([described[key][name] for key in subgraph_ids], REMEMBERED.field(name).type)
+    return pa.table({name: columns[name] for name in REMEMBERED.names}).cast(REMEMBERED)
 
 
 def describe(subgraphs: Path, files: RoundFiles) -> str:

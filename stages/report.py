@@ -49,7 +49,7 @@ def run(
     records = clocks(model, families, past, facts)
     text = "\n\n".join(
         [
-            f"{title}\n{len(past)} rounds, {so_far.n_trials} trials; {facts['device']}, {facts['threads']} threads",
+            f"{title}\n{_cost(so_far)}; {facts['device']}, {facts['threads']} threads",
             subgraph_table(subgraphs, results, so_far),
             model_lines(facts, so_far),
             accuracy_table(past),
@@ -68,6 +68,13 @@ def run(
     return manifest.write(out.reported, provenance.inputs, {}, [out.report, out.curve, out.treemap])
 
 
+def _cost(so_far: History) -> str:
+    """What a run measured, and what it knew before."""
+    recalled = sum(past.n_recalled for past in so_far.subgraphs.values())
+    known = f", {recalled} recalled from earlier runs" if recalled else ""
+    return f"{so_far.n_rounds} rounds, {so_far.n_trials} trials{known}"
+
+
 def shown(files: RunFiles) -> str:
     """A report for the terminal, with where everything lies."""
     places = f"library, parameters and manifest: {files.compiled.folder}\ncurve: {files.curve}"
@@ -83,6 +90,7 @@ def subgraph_table(
         "family",
         "calls",
         "trials",
+        "recalled",
         "failed",
         "untuned us",
         "tuned us",
@@ -99,7 +107,8 @@ def subgraph_table(
                 subgraph["name"],
                 result["family_id"] or "-",
                 str(subgraph["weight"]),
-                str(past.n_trials),
+                str(past.n_trials - past.n_recalled),
+                str(past.n_recalled),
                 _failures(past.statuses),
                 f"{before * 1e6:,.1f}" if before else "-",
                 f"{after * 1e6:,.1f}" if after else "-",
@@ -130,7 +139,7 @@ def model_lines(facts: Mapping[str, Any], so_far: History) -> str:
     else:
         lines.append(f"largest difference of the outputs {facts['max_error']:.1e} of their largest value")
     lines += _onnx_lines(facts)
-    lines.append(f"failed candidates: {_failures(so_far.failures())}")
+    lines.append(f"failed candidates: {_failures(so_far.failures)}")
     return "\n".join(lines)
 
 
@@ -180,16 +189,17 @@ def time_table(records: Sequence[Record]) -> str:
     total = seconds["total"] or 1.0
     rows = [("time", "s", "share")]
     rows += [(kind, f"{value:,.1f}", f"{100 * value / total:.1f} %") for kind, value in seconds.items()]
-    own = sum(seconds[kind] for kind in ("extract", "worker start", "rest"))
-    return align(rows) + f"\nthe pipeline's own (extract, worker start, rest): {100 * own / total:.1f} %"
+    own = sum(seconds[kind] for kind in ("extract", "recall", "worker start", "rest"))
+    return align(rows) + f"\nthe pipeline's own (extract, recall, worker start, rest): {100 * own / total:.1f} %"
 
 
 def clocks(model: ModelFiles, families: Path, past: Sequence[RoundFiles], facts: Mapping[str, Any]) -> list[Record]:
     """The clocks of all stages of a run."""
     found = [("extract", model.subgraphs, SUBGRAPHS), ("cluster", families, FAMILIES)]
     for files in past:
-        found.append(("generate", files.candidates, CANDIDATES))
-        found.append(("measure", files.measurements, MEASUREMENTS))
+        found.append(("recall" if files.is_recalled else "generate", files.candidates, CANDIDATES))
+        if not files.is_recalled:
+            found.append(("measure", files.measurements, MEASUREMENTS))
         found.append(("train", files.training, TRAINING))
     stamps = [(stage, tables.stamp(path, schema)) for stage, path, schema in found]
     records = [Record(stamp.session, stage, stamp.clock) for stage, stamp in stamps]
@@ -200,23 +210,32 @@ def clocks(model: ModelFiles, families: Path, past: Sequence[RoundFiles], facts:
 
 
 def curve_points(past: Sequence[RoundFiles], weights: Mapping[str, int], records: Sequence[Record]) -> pa.Table:
-    """Columns `seconds`, `trials` and `latency_s`: the model's estimated latency after each measurement.
+    """Columns `seconds`, `trials` and `latency_s`: the model's estimated latency after each measurement of the run.
 
-    Starts when every subgraph has a program that works.
+    Starts when every subgraph has a program that works; with what was recalled, if that is of all.
     """
     best: dict[str, float] = {}
-    moments, trials, latencies, n = [], [], [], 0
+    moments: list[float] = []
+    trials: list[int] = []
+    latencies: list[float] = []
+    n = 0
+
+    def add(moment: float) -> None:
+        moments.append(moment)
+        trials.append(n)
+        latencies.append(sum(weight * best[subgraph_id] for subgraph_id, weight in weights.items()))
+
     for files in past:
         rows = tables.read(files.measurements, MEASUREMENTS).select(["subgraph_id", "latencies", "measured_at"])
         for row in sorted(rows.to_pylist(), key=lambda row: row["measured_at"]):
-            n += 1
-            if row["latencies"]:
+            n += not files.is_recalled
+            if row["latencies"] and row["subgraph_id"] in weights:
                 latency = median(row["latencies"])
                 best[row["subgraph_id"]] = min(latency, best.get(row["subgraph_id"], latency))
-            if len(best) == len(weights):
-                moments.append(row["measured_at"])
-                trials.append(n)
-                latencies.append(sum(weight * best[subgraph_id] for subgraph_id, weight in weights.items()))
+            if len(best) == len(weights) and not files.is_recalled:
+                add(row["measured_at"])
+        if files.is_recalled and len(best) == len(weights):
+            add(min(record.clock["started"] for record in records))
     seconds = accounting.active_seconds(records, moments)
     return pa.table({"seconds": pa.array(seconds, pa.float64()), "trials": pa.array(trials, pa.int64()),
                      "latency_s": pa.array(latencies, pa.float64())})  # fmt: skip

@@ -168,25 +168,26 @@ def luigi_command(*arguments: str) -> list[str]:
 
 
 def luigi(
-    tmp_path: Path, *arguments: str, timeout_s: float = 300, measure: str = ""
+    tmp_path: Path, *arguments: str, timeout_s: float = 300, measure: str = "", memory: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """Type a luigi command in the repository's root, with quick settings and artifacts below `tmp_path`.
 
     Args:
-        measure: A line more for the section `[measure]` of the configuration.
+        measure, memory: A line more for these sections of the configuration.
     """
     return subprocess.run(
         luigi_command(*arguments),
         cwd=ROOT,
-        env=environment(tmp_path, measure),
+        env=environment(tmp_path, measure, memory),
         text=True,
         capture_output=True,
         timeout=timeout_s,
     )
 
 
-def environment(tmp_path: Path, measure: str = "") -> dict[str, str]:
+def environment(tmp_path: Path, measure: str = "", memory: str = "") -> dict[str, str]:
     """Environment of such a command."""
     config = tmp_path / "quick.cfg"
-    config.write_text(QUICK.format(artifacts=tmp_path / "artifacts").replace("[measure]\n", f"[measure]\n{measure}\n"))
+    text = QUICK.format(artifacts=tmp_path / "artifacts").replace("[measure]\n", f"[measure]\n{measure}\n")
+    config.write_text(f"{text}[memory]\n{memory}\n")
     return {**os.environ, "LUIGI_CONFIG_PATH": str(config), "PYTHONPATH": str(ROOT)}

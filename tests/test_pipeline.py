@@ -160,18 +160,46 @@ def test_a_deleted_model_is_trained_again_and_what_it_led_to_still_fits(tuned):
     assert changed == {*models, "0000/training.parquet"}
 
 
-def test_deleted_measurements_are_made_again_with_all_that_was_built_on_them(tuned):
+def test_deleted_measurements_come_back_from_the_memory_and_what_was_built_on_them_still_fits(tuned):
     folder, _ = tuned
     run = run_files(folder)
-    before = tables.stamp(run.round(0).measurements, MEASUREMENTS).content
+    before = tables.read(run.round(0).measurements, MEASUREMENTS)
     later = tables.stamp(run.round(1).candidates, CANDIDATES).inputs
     run.round(0).measurements.unlink()
 
     done = luigi(folder, "TuneModel", "--model", SMALL, *TRIALS)
 
     assert done.returncode == 0, done.stderr
-    assert tables.stamp(run.round(0).measurements, MEASUREMENTS).content != before
-    assert tables.stamp(run.round(1).candidates, CANDIDATES).inputs != later
+    assert tables.read(run.round(0).measurements, MEASUREMENTS).equals(before)
+    assert tables.stamp(run.round(1).candidates, CANDIDATES).inputs == later
+
+
+def test_another_seed_begins_with_what_is_known_and_tries_nothing_again(tuned):
+    folder, _ = tuned
+    known = sum(len(tables.read(each.measurements, MEASUREMENTS)) for each in run_files(folder).rounds(2))
+
+    done = luigi(folder, "TuneModel", "--model", SMALL, "--trials", "8", "--seed", "5")
+
+    assert done.returncode == 0, done.stderr
+    assert "8 trials" in done.stdout
+    [other] = (folder / "artifacts").glob("*/small-*/runs/*seed5*")
+    recalled = tables.read(RunFiles(other).recalled.measurements, MEASUREMENTS)
+    assert recalled.num_rows >= known
+    tried = tables.read(RunFiles(other).round(0).candidates, CANDIDATES)["candidate_id"].to_pylist()
+    assert not set(tried) & set(recalled["candidate_id"].to_pylist())
+    shutil.rmtree(other)
+
+
+def test_without_a_memory_a_run_begins_with_nothing(tuned):
+    folder, _ = tuned
+
+    done = luigi(folder, "TuneModel", "--model", SMALL, "--trials", "12", "--seed", "6", memory="use = no")
+
+    assert done.returncode == 0, done.stderr
+    [other] = (folder / "artifacts").glob("*/small-*/runs/*seed6*")
+    assert tables.read(RunFiles(other).recalled.measurements, MEASUREMENTS).num_rows == 0
+    assert n_rounds(RunFiles(other)) == 1
+    shutil.rmtree(other)
 
 
 def test_damaged_measurements_stop_the_run_and_are_left_as_they_are(tuned):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+RECALLED = -1  # the number of what was known before round 0
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -18,6 +20,11 @@ class ModelFiles:
     @property
     def subgraphs(self) -> Path:
         return self.folder / "subgraphs.parquet"
+
+    @property
+    def models(self) -> Path:
+        """Of several models that are tuned together: which they are."""
+        return self.folder / "models.parquet"
 
     @property
     def module(self) -> Path:
@@ -62,6 +69,15 @@ class RunFiles:
         return [self.round(number) for number in range(count)]
 
     @property
+    def recalled(self) -> "RoundFiles":
+        """What was known of its subgraphs when it began: read like a round, and before all of them."""
+        return self.round(RECALLED)
+
+    def past(self, count: int) -> list["RoundFiles"]:
+        """What was recalled, and the first `count` rounds."""
+        return [self.recalled, *self.rounds(count)]
+
+    @property
     def compiled(self) -> "CompiledFiles":
         return CompiledFiles(self.folder / "compiled")
 
@@ -69,6 +85,15 @@ class RunFiles:
     def settings(self) -> Path:
         """All settings of the run, in words."""
         return self.folder / "run.json"
+
+    @property
+    def summary(self) -> Path:
+        """What came of several models that were tuned together."""
+        return self.folder / "summary.txt"
+
+    def outcome(self, model: str) -> Path:
+        """What came of one of them."""
+        return self.folder / "models" / f"{model}.json"
 
     @property
     def report(self) -> Path:
@@ -96,8 +121,13 @@ class RoundFiles:
     number: int
 
     @property
+    def is_recalled(self) -> bool:
+        """Whether its measurements are of earlier runs."""
+        return self.number == RECALLED
+
+    @property
     def folder(self) -> Path:
-        return self.run / "rounds" / f"{self.number:04d}"
+        return self.run / "recalled" if self.is_recalled else self.run / "rounds" / f"{self.number:04d}"
 
     @property
     def plan(self) -> Path:

@@ -42,6 +42,18 @@ SUBGRAPHS = _schema(
     ],
 )
 
+MODELS = _schema(
+    "models",
+    1,
+    [
+        _col("name", pa.string(), "1", "of the model's folder"),
+        _col("importance", pa.float64(), "1", "what a second of it counts, against those of the others"),
+        _col("error", pa.string(), "1", "why it could not be imported; empty if it was"),
+        _col("subgraphs", _list_of(pa.string()), "1", "its tunable ones: keys of SUBGRAPHS"),
+        _col("calls", _list_of(pa.int32()), "calls", "of each of these in an inference"),
+    ],
+)
+
 FAMILIES = _schema(
     "families",
     1,
@@ -57,7 +69,7 @@ PLAN = _schema(
     [
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
         _col("family_id", pa.string(), "1", "key of FAMILIES"),
-        _col("kind", pa.string(), "1", "warm-up | bottleneck | foresee | turn"),
+        _col("kind", pa.string(), "1", "recalled | warm-up | bottleneck | foresee | turn"),
         _col("num_trials", pa.int32(), "trials", "how many candidates are asked for"),
         _col("promise", pa.float64(), "s", "what further tuning is expected to save per inference", null=True),
         _col("note", pa.string(), "1", "why this subgraph, for the log"),
@@ -110,6 +122,18 @@ MEASUREMENTS = _schema(
         _col("host", pa.string(), "1", "name of the machine that ran it"),
         _col("device", pa.string(), "1", "what ran it: a CPU, a GPU, or a server at a tracker"),
         _col("conditions", _CONDITIONS, "1", "what its latencies may be compared with: those with equal ones"),
+    ],
+)
+
+# A candidate with its measurement, as the memory keeps it: what the search of any later run may need of it.
+REMEMBERED = _schema(
+    "remembered",
+    1,
+    [
+        _col("core_operator", pa.string(), "1", "of its subgraph"),
+        _col("operators", _list_of(pa.string()), "1", "of its subgraph"),
+        *(field for field in CANDIDATES if field.name not in ("family_id", "score")),  # a run's own
+        *(field for field in MEASUREMENTS if field.name not in ("candidate_id", "subgraph_id")),
     ],
 )
 

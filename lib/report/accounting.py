@@ -22,6 +22,7 @@ class Record:
 # What the seconds of a stage were for; what is left of the stage, and between stages, is the pipeline's own.
 _KINDS = {
     "extract": {"total": "extract"},
+    "recall": {"total": "recall"},
     "generate": {"search": "search"},
     "measure": {"build": "build", "run": "run", "start": "worker start"},
     "train": {"train": "train"},

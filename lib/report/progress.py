@@ -25,6 +25,7 @@ class Progress:
     trials: int = 0
     seconds: float = 0.0  # spent on finished rounds
     latency_s: float = float("inf")  # of the model, estimated
+    is_relative: bool = False  # of several models: the mean of what is left of their first latencies
     failures: Counter[str] = field(default_factory=Counter)
     _since: float = field(default_factory=time.monotonic)  # of the round in flight
     _width: int = 0
@@ -32,12 +33,13 @@ class Progress:
     _begun: int = -1  # the round that such a line told of
     _exhausted: set[str] = field(default_factory=set)  # subgraphs of which that was told
 
-    def begin_round(self, budget: Budget, standing: Standing) -> None:
+    def begin_round(self, budget: Budget, standing: Standing, *, is_relative: bool = False) -> None:
         """Take over what is known of the rounds before."""
         so_far = standing.spent
         self.budget, self.round, self.trials = budget, so_far.n_rounds, so_far.trials
         self.seconds, self.latency_s = so_far.seconds, so_far.latency_s
         self.failures, self._since = Counter(so_far.failures), time.monotonic()
+        self.is_relative = is_relative
         for subgraph_id, reason in standing.exhausted:
             if subgraph_id not in self._exhausted:
                 self._exhausted.add(subgraph_id)
@@ -93,7 +95,10 @@ class Progress:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.failures.items()))
             parts.append(f"{self.failures.total()} failed ({kinds})")
         if self.latency_s < float("inf"):
-            parts.append(f"best {self.latency_s * 1e3:.2f} ms")
+            told = (
+                f"{self.latency_s:.1%} of the first latencies" if self.is_relative else f"{self.latency_s * 1e3:.2f} ms"
+            )
+            parts.append(f"best {told}")
         eta = self.eta_s()
         if eta is not None:
             parts.append(f"ETA {int(eta) // 60}:{int(eta) % 60:02d}")

@@ -17,22 +17,29 @@ TRIALS_PER_SUBGRAPH = 128  # when no limit is given
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a run; the first that is reached ends it, at the end of a round. 0: no such limit."""
+    """Limits of a run; the first that is reached ends it, at the end of a round. None: no such limit."""
 
-    trials: int = 0
-    seconds: float = 0.0  # of tuning
-    latency_s: float = 0.0  # of the model, estimated
+    trials: int | None = None  # new ones
+    seconds: float | None = None  # of tuning
+    latency_s: float | None = None  # of the model, estimated
 
     def __post_init__(self) -> None:
-        if not all(0 <= value < math.inf for value in astuple(self)):  # false for NaN
+        given = [value for value in astuple(self) if value is not None]
+        if not all(0 <= value < math.inf for value in given):  # false for NaN
             raise ConfigError(
                 "--trials, --minutes and --target-latency-ms must be numbers from 0 on, but got "
-                f"{self.trials}, {self.seconds / 60:g} and {self.latency_s * 1e3:g}."
+                f"{self.trials or 0}, {(self.seconds or 0) / 60:g} and {(self.latency_s or 0) * 1e3:g}."
             )
 
-    def or_default(self, n_subgraphs: int) -> "Budget":
-        """The same, or a number of trials that grows with the model if there is no limit at all."""
-        return self if any(astuple(self)) else Budget(trials=TRIALS_PER_SUBGRAPH * n_subgraphs)
+    def or_default(self, known: Sequence[int]) -> "Budget":
+        """The same, or a number of trials that grows with the model if there is no limit at all.
+
+        Args:
+            known: Measurements of each subgraph that the run began with.
+        """
+        if self != Budget():
+            return self
+        return Budget(trials=sum(max(0, TRIALS_PER_SUBGRAPH - n) for n in known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +53,8 @@ class Spent:
     failures: Counter[str]  # trials by status, but for those that worked
 
 
-def spent(rounds: Sequence[RoundFiles], weights: Mapping[str, int]) -> Spent:
-    """What finished rounds took; what an interrupted one took is not known.
+def spent(rounds: Sequence[RoundFiles], weights: Mapping[str, float]) -> Spent:
+    """What finished rounds took; what an interrupted one took is not known. What was recalled costs nothing.
 
     Args:
         weights: Calls of an inference, by subgraph.
@@ -58,11 +65,13 @@ def spent(rounds: Sequence[RoundFiles], weights: Mapping[str, int]) -> Spent:
     past = history.load(rounds)
     seconds = 0.0
     for files in rounds:
+        if files.is_recalled:
+            continue
         for path, schema in ((files.candidates, CANDIDATES), (files.measurements, MEASUREMENTS),
                              (files.training, TRAINING)):  # fmt: skip
             seconds += tables.stamp(path, schema).clock["total"]
     latency_s = history.model_latency_s(past, weights) if rounds else float("inf")
-    return Spent(len(rounds), past.n_trials, seconds, latency_s, past.failures())
+    return Spent(past.n_rounds, past.n_trials, seconds, latency_s, past.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,8 @@ def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Bu
     past = history.load(rounds)
     so_far = spent(rounds, {member.subgraph_id: member.weight for member in members})
     reasons = [(member.subgraph_id, planning.dead(past.of(member.subgraph_id), config)) for member in members]
-    over = _reached(budget, so_far)
+    tried = all(past.of(member.subgraph_id).was_tried for member in members)
+    over = _reached(budget, so_far) if tried else ""  # a model needs something of each
     if not over and not planning.plan_round(past, members, config):
         over = "no subgraph is left that can improve"
     return Standing(so_far, over, [(subgraph_id, reason) for subgraph_id, reason in reasons if reason])
@@ -95,12 +105,10 @@ def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Bu
 
 def _reached(budget: Budget, so_far: Spent) -> str:
     """Which limit is; empty if none is."""
-    if not so_far.n_rounds:
-        return ""
-    if budget.trials and so_far.trials >= budget.trials:
+    if budget.trials is not None and so_far.trials >= budget.trials:
         return f"{so_far.trials} trials"
-    if budget.seconds and so_far.seconds >= budget.seconds:
+    if budget.seconds is not None and so_far.seconds >= budget.seconds:
         return f"{so_far.seconds / 60:.1f} minutes"
-    if budget.latency_s and so_far.latency_s <= budget.latency_s:
+    if budget.latency_s is not None and so_far.latency_s <= budget.latency_s:
         return f"estimated latency {so_far.latency_s * 1e3:.3f} ms"
     return ""

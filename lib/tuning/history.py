@@ -11,6 +11,7 @@ from statistics import median
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lib.contracts import tables
 from lib.contracts.conditions import Conditions, require_equal
@@ -42,6 +43,12 @@ class SubgraphHistory:
     program_hashes: set[str] = field(default_factory=set)  # of all that was measured
     fastest: list[TimedCandidate] = field(default_factory=list)  # the best few, fastest first
     untuned_s: float | None = None
+    n_recalled: int = 0  # of its trials, those of earlier runs
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether a round asked for it, or something of it was recalled; nothing may have been found."""
+        return bool(self.best_after)
 
     @property
     def best_s(self) -> float:
@@ -51,7 +58,7 @@ class SubgraphHistory:
 
 @dataclass(slots=True)
 class History:
-    """All rounds of a run so far, by subgraph."""
+    """All rounds of a run so far, by subgraph; and what it recalled, which counts as none."""
 
     subgraphs: dict[str, SubgraphHistory] = field(default_factory=dict)
     n_rounds: int = 0
@@ -60,41 +67,41 @@ class History:
     last_subgraph: str = ""
     last_family: str = ""
     conditions: Conditions | None = None  # under which all of it was measured; none yet if nothing was
+    failures: Counter[str] = field(default_factory=Counter)  # trials by status, but for those that worked
 
     def of(self, subgraph_id: str) -> SubgraphHistory:
         """A subgraph's past; empty if it has none."""
         return self.subgraphs.get(subgraph_id) or SubgraphHistory()
 
-    def failures(self) -> Counter[str]:
-        """Trials by status, but for those that worked."""
-        found = sum((past.statuses for past in self.subgraphs.values()), Counter[str]())
-        del found[Status.OK]
-        return found
-
-    def add_round(self, plan: pa.Table, candidates: pa.Table, measurements: pa.Table) -> None:
-        """Take in a finished round: rows of PLAN, CANDIDATES and MEASUREMENTS."""
+    def add_round(
+        self, plan: pa.Table, candidates: pa.Table, measurements: pa.Table, *, is_recalled: bool = False
+    ) -> None:
+        """Take in a finished round, or what was recalled: rows of PLAN, CANDIDATES and MEASUREMENTS."""
         found = Counter(candidates["subgraph_id"].to_pylist())
         by_id = {row["candidate_id"]: row for row in candidates.drop_columns(["features"]).to_pylist()}
         for row in measurements.select(["candidate_id", "subgraph_id", "status", "latencies"]).to_pylist():
             self._add_measurement(by_id[row["candidate_id"]], row["status"], row["latencies"])
+            if not is_recalled:
+                self.n_trials += 1
+                self.failures.update([row["status"]] if row["status"] != Status.OK else [])
         for row in plan.to_pylist():
             past = self.subgraphs.setdefault(row["subgraph_id"], SubgraphHistory())
             past.best_after.append(past.fastest[0].latency_s if past.fastest else float("inf"))
             past.trials_after.append(past.n_trials)
+            past.n_recalled += past.n_trials if is_recalled else 0
             past.fill = found[row["subgraph_id"]] / max(1, row["num_trials"])
             self.last_kind, self.last_subgraph, self.last_family = (
                 row["kind"],
                 row["subgraph_id"],
                 row["family_id"],
             )
-        self.n_rounds += 1
+        self.n_rounds += not is_recalled
 
     def _add_measurement(self, candidate: Mapping[str, str], status: str, latencies: Sequence[float]) -> None:
         past = self.subgraphs.setdefault(candidate["subgraph_id"], SubgraphHistory())
         past.n_trials += 1
         past.statuses[status] += 1
         past.program_hashes.add(candidate["program_hash"])
-        self.n_trials += 1
         if status != Status.OK:
             return
         latency_s = median(latencies)
@@ -105,7 +112,7 @@ class History:
         past.fastest = list(fastest)[:_KEPT_PARENTS]
 
 
-def model_latency_s(history: History, weights: Mapping[str, int]) -> float:
+def model_latency_s(history: History, weights: Mapping[str, float]) -> float:
     """Estimated latency of the model, in seconds: the best of each subgraph times how often it is called."""
     return sum(weight * history.of(subgraph_id).best_s for subgraph_id, weight in weights.items())
 
@@ -140,7 +147,8 @@ def load(rounds: Sequence[RoundFiles]) -> History:
     for files in rounds[len(known) :]:
         measurements = tables.read(files.measurements, MEASUREMENTS)
         history.conditions = require_equal(_conditions(measurements), history.conditions, files.measurements)
-        history.add_round(tables.read(files.plan, PLAN), tables.read(files.candidates, CANDIDATES), measurements)
+        plan, candidates = tables.read(files.plan, PLAN), tables.read(files.candidates, CANDIDATES)
+        history.add_round(plan, candidates, measurements, is_recalled=files.is_recalled)
     _folds[rounds[0].run] = (states, history)
     return history
 
@@ -163,7 +171,8 @@ def _samples(files: RoundFiles, _current: tuple[str, ...]) -> RoundSamples:
         if row["status"] != Status.MISS  # of which nothing is known, neither that it fails
     }
     measured = pa.array([key in latency for key in candidates["candidate_id"].to_pylist()], pa.bool_())
-    candidates = candidates.filter(measured).combine_chunks()
+    described = pc.greater(pc.list_value_length(candidates["features"]), 0)  # of old ones only the program is recalled
+    candidates = candidates.filter(pc.and_(measured, described)).combine_chunks()
     return RoundSamples(
         families=np.array(candidates["family_id"].to_pylist(), dtype=str),
         subgraphs=np.array(candidates["subgraph_id"].to_pylist(), dtype=str),

@@ -21,7 +21,7 @@ class PlanConfig:
     strategy: str = "foresee"
     foresee: float = 0.25  # beta: share of a round that the bottleneck's family gets after it
     num_trials_per_round: int = 64
-    num_trials_warmup: int = 10  # of each subgraph in round 0, the untuned program among them
+    num_trials_warmup: int = 10  # of each subgraph when it is tried first, the untuned program among them
     alpha: float = 0.2  # weight of past improvement against what is left to gain
     backward_window: int = 3  # rounds over which past improvement is measured
     patience: int = 512  # trials without an improvement of 1 % after which a subgraph asks for no more
@@ -41,7 +41,8 @@ class Member:
 
     subgraph_id: str
     family_id: str
-    weight: int
+    weight: float  # calls of an inference; of several models together: what a second of it counts
+    group: int = 0  # members of a lower one are tried first
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class PlanRow:
 
     subgraph_id: str
     family_id: str
-    kind: str  # warm-up | bottleneck | foresee | turn
+    kind: str  # recalled | warm-up | bottleneck | foresee | turn
     num_trials: int
     promise: float | None
     note: str
@@ -60,13 +61,16 @@ def plan_round(history: History, members: Sequence[Member], config: PlanConfig) 
     """The next round's choice.
 
     Returns:
-        Round 0: a row for each subgraph. Later: one row, or, for a foresee round, one for each member of the
-        family that may be chosen, the most promising first: whoever searches picks one by what the cost model
-        predicts of its programs. Empty when nothing is left that can improve.
+        While there are subgraphs that were never tried: a row for each of the first group of them. Then: one row, or,
+        for a foresee round, one for each member of the family that may be chosen, the most promising first: whoever
+        searches picks one by what the cost model predicts of its programs. Empty when nothing is left that can
+        improve.
     """
-    if not history.n_rounds:
-        n = config.num_trials_warmup
-        return [PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look") for m in members]
+    untried = [m for m in members if not history.of(m.subgraph_id).was_tried]
+    if untried:
+        n, first = config.num_trials_warmup, min(m.group for m in untried)
+        return [PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look")
+                for m in untried if m.group == first]  # fmt: skip
     alive = [m for m in members if not dead(history.of(m.subgraph_id), config)]
     if config.strategy == "round-robin":
         return _turn(history, members, alive, config)
@@ -84,7 +88,7 @@ def plan_round(history: History, members: Sequence[Member], config: PlanConfig) 
     ]
 
 
-def promise(past: SubgraphHistory, weight: int, config: PlanConfig) -> float:
+def promise(past: SubgraphHistory, weight: float, config: PlanConfig) -> float:
     """Seconds of an inference that the next round of a subgraph may save: Ansor's gradient.
 
     `weight * (alpha * (b[t - window] - b[t]) / window + (1 - alpha) * b[t] / t)` for latencies b after each of

@@ -38,13 +38,26 @@ def test_a_run_ends_when_nothing_is_left_to_improve(run, monkeypatch):
     assert found.exhausted == [("a", "no improvement in 0 trials")]
 
 
-def test_before_its_first_round_no_run_is_over(run):
-    assert budget.standing([], MEMBERS, Budget(trials=1), PLAN).ended == ""
+def test_no_run_is_over_before_each_subgraph_was_tried(run, monkeypatch):
+    monkeypatch.setattr(budget, "spent", lambda *_: Spent(2, 6, 99.0, 3.0, Counter()))
+    untried = [*MEMBERS, Member("c", "f", 1)]
+
+    assert budget.standing([], MEMBERS, Budget(trials=0), PLAN).ended == ""
+    assert budget.standing(run.rounds(2), untried, Budget(trials=1), PLAN).ended == ""
 
 
 def test_without_any_limit_trials_grow_with_the_model_and_a_limit_stays_alone():
-    assert Budget().or_default(9) == Budget(trials=9 * budget.TRIALS_PER_SUBGRAPH)
-    assert Budget(seconds=60.0).or_default(9) == Budget(seconds=60.0)
+    assert Budget().or_default([0] * 9) == Budget(trials=9 * budget.TRIALS_PER_SUBGRAPH)
+    assert Budget(seconds=60.0).or_default([0] * 9) == Budget(seconds=60.0)
+
+
+def test_what_is_known_counts_for_the_default_and_all_known_is_no_trial_at_all(run, monkeypatch):
+    monkeypatch.setattr(budget, "spent", lambda *_: Spent(0, 0, 0.0, 3.0, Counter()))
+    n = budget.TRIALS_PER_SUBGRAPH
+    assert Budget().or_default([0, n - 8, 3 * n]) == Budget(trials=n + 8)
+    nothing = Budget().or_default([n, n])
+    assert nothing == Budget(trials=0)
+    assert budget.standing(run.rounds(2), MEMBERS, nothing, PLAN).ended == "0 trials"
 
 
 NAN, INFINITY = float("nan"), float("inf")

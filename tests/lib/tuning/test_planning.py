@@ -29,6 +29,15 @@ def test_the_first_round_looks_at_every_subgraph():
     ]
 
 
+def test_what_was_tried_or_recalled_is_not_looked_at_first_and_groups_come_one_after_the_other():
+    late = Member("d", "matmul", 1, group=1)
+    known = history(a=past(1.0))
+
+    assert [row.subgraph_id for row in plan_round(known, [A, late, B, C], CONFIG)] == ["b", "c"]
+    known = history(a=past(1.0), b=past(1.0), c=past(1.0))
+    assert [(row.subgraph_id, row.kind) for row in plan_round(known, [A, late, B, C], CONFIG)] == [("d", "warm-up")]
+
+
 def test_promise_is_the_gradient_worked_by_hand():
     # t = 5, window 3: 2 * (0.2 * (8 - 5) / 3 + 0.8 * 5 / 5) = 2 * (0.2 + 0.8)
     assert promise(past(10.0, 8.0, 7.0, 6.0, 5.0), 2, CONFIG) == pytest.approx(2.0)

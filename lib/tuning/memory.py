@@ -1,0 +1,155 @@
+"""All that was measured on a target, whichever model, run or night it was for.
+
+A file holds what one round measured of one subgraph, is named after its content and never changes. Folders say what is
+in it: `conditions=<id>/operator=<core operator>/subgraph=<id>/<digest>.parquet`, as pyarrow's datasets have them; so
+whoever looks for a subgraph reads its files alone, however many others there are. A file that is damaged costs what it
+holds, and a message.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lib.contracts import content, digests, locks, tables
+from lib.contracts.conditions import Conditions
+from lib.contracts.errors import ConfigError, TunerError
+from lib.contracts.schemas import REMEMBERED
+from lib.contracts.tables import Provenance
+
+Say = Callable[[str], object]
+_FILES_LOOKED_AT = 400  # of other subgraphs, the newest: what they teach more is not worth its seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """Whether runs share what they measure."""
+
+    use: str = "yes"  # no: a run begins with nothing and leaves nothing to others, as comparisons want it
+
+    def __post_init__(self) -> None:
+        if self.use not in ("yes", "no"):
+            raise ConfigError(f"[memory] use must be yes or no, but got {self.use!r}.")
+
+
+class Memory:
+    """What was measured under the same conditions."""
+
+    def __init__(self, folder: Path, conditions: Conditions, say: Say = lambda _text: None) -> None:
+        """Nothing is read yet.
+
+        Args:
+            folder: Of all measurements for a target.
+            say: Told of files that cannot be used.
+        """
+        self.folder = folder / f"conditions={conditions.id}"
+        self._say = say
+
+    def remember(self, rows: pa.Table, session: str = "") -> list[Path]:
+        """Keep rows of REMEMBERED: a file for each subgraph. The same rows go into the same file.
+
+        Raises:
+            OSError: The disk is full, say: nothing is left half-written.
+        """
+        written = []
+        for subgraph_id in pc.unique(rows["subgraph_id"]).to_pylist():
+            part = rows.filter(pc.equal(rows["subgraph_id"], subgraph_id)).select(REMEMBERED.names).cast(REMEMBERED)
+            part = part.combine_chunks()
+            folder = self._subgraph(part["core_operator"][0].as_py(), subgraph_id)
+            path = folder / f"{content.digest(part)}.parquet"
+            if not path.exists():
+                written.append(tables.write(part, path, REMEMBERED, Provenance(session=session)))
+        return written
+
+    def of(self, operator: str, subgraph_id: str) -> pa.Table:
+        """All that is known of a subgraph, as rows of REMEMBERED: each candidate once, oldest first.
+
+        Args:
+            operator: Its core operator.
+        """
+        parts = [part for _, path in self._files(self._subgraph(operator, subgraph_id))
+                 if (part := self._read(path)) is not None]  # fmt: skip
+        return _each_once(pa.concat_tables([REMEMBERED.empty_table(), *parts]))
+
+    def known(self, operator: str, subgraph_id: str, wanted: Iterable[str]) -> pa.Table:
+        """Those of some candidates that are known; the features and traces of the others are not read."""
+        of_file = [(path, self._candidates(path)) for _, path in self._files(self._subgraph(operator, subgraph_id))]
+        chosen, wanted = [REMEMBERED.empty_table()], frozenset(wanted)
+        for path, there in of_file:
+            if there & wanted and (part := self._read(path)) is not None:
+                chosen.append(part.filter(pc.is_in(part["candidate_id"], pa.array(sorted(wanted), pa.string()))))
+        return _each_once(pa.concat_tables(chosen))
+
+    def like(self, operators: Sequence[str], but: frozenset[str]) -> Iterator[pa.Table]:
+        """Files of other subgraphs with one of these core operators, newest first; some of them, if there are many."""
+        found = []
+        for folder in map(self._operator, dict.fromkeys(operators)):
+            for subgraph in _folders(folder):
+                if subgraph.name.partition("=")[2] not in but:
+                    found += self._files(subgraph)
+        for _, path in sorted(found, reverse=True)[:_FILES_LOOKED_AT]:
+            if (part := self._read(path)) is not None:
+                yield part
+
+    def claimed(self, subgraphs: Mapping[str, str], on_wait: Callable[[], object]) -> AbstractContextManager[Any]:
+        """Wait until nobody else measures one of these, so that nothing is measured twice.
+
+        Args:
+            subgraphs: Core operator by id.
+        """
+        stack = ExitStack()
+        for subgraph_id, operator in sorted(subgraphs.items()):  # the same order for all: nobody waits in a circle
+            stack.enter_context(locks.exclusive(self._subgraph(operator, subgraph_id) / "lock", on_wait))
+        return stack
+
+    def _operator(self, operator: str) -> Path:
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", operator)
+        return self.folder / f"operator={name if name == operator else f'{name}-{digests.of_text(operator)[:8]}'}"
+
+    def _subgraph(self, operator: str, subgraph_id: str) -> Path:
+        return self._operator(operator) / f"subgraph={subgraph_id}"
+
+    def _files(self, folder: Path) -> list[tuple[int, Path]]:
+        """Those of a subgraph, oldest first, with their dates."""
+        try:
+            found = [path for path in folder.iterdir() if path.suffix == ".parquet" and not path.name.startswith(".")]
+            return sorted((path.stat().st_mtime_ns, path) for path in found)
+        except FileNotFoundError:
+            return []
+
+    def _read(self, path: Path) -> pa.Table | None:
+        try:
+            return tables.read(path, REMEMBERED)
+        except TunerError as error:
+            self._say(f"of the memory, one file is left out: {error}")
+            return None
+
+    def _candidates(self, path: Path) -> frozenset[str]:
+        try:
+            return _candidate_ids(path)
+        except (pa.ArrowException, OSError, ValueError):
+            self._read(path)  # which tells
+            return frozenset()
+
+
+@lru_cache(maxsize=100_000)
+def _candidate_ids(path: Path) -> frozenset[str]:
+    """Of a file, which never changes."""
+    return frozenset(pq.read_table(path, columns=["candidate_id"])["candidate_id"].to_pylist())
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _each_once(rows: pa.Table) -> pa.Table:
+    """The last row of each candidate, in the order of these."""
+    last = {candidate_id: n for n, candidate_id in enumerate(rows["candidate_id"].to_pylist())}
+    return rows.take(pa.array(sorted(last.values()), pa.int64()))
