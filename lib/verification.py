@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lib.contracts.errors import ConfigError, VerificationError
-from lib.contracts.files import ModelFiles
+from lib.contracts.files import CompiledFiles, ModelFiles
 from lib.contracts.settings import limit
 from lib.measure import onnx_peer
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
@@ -84,12 +84,18 @@ def verify(
     config: CompileConfig,
     pool: Pool,
     onnx: OnnxFile | None = None,
+    previous: CompiledFiles | None = None,
 ) -> dict[str, Any]:
     """Run the model on a device of its own, tuned and in plain loops on equal inputs, compare the outputs, and time it
     in turn with the untuned one; both also with the file that it came from, if that is ONNX.
 
     Args:
         untuned: Stands for the untuned model where that was not built, or does not end in time.
+        previous: What was shipped of the same model before: it stays unless the new one is faster beside it.
+
+    Returns:
+        Facts for the manifest. `shipped` is `tuned`, `untuned`, or `previous`: then `latencies_s` has the one that
+        stays as `tuned`, and the one that was not faster as `new`.
 
     Raises:
         VerificationError: They differ by more than the tolerance, or one of them does not run.
@@ -109,15 +115,27 @@ def verify(
             error, largest = _difference(session, built, inputs, config.tolerance)
             if peer:
                 peer.compare(list(np.load(built.folder / "outputs-checked.npz").values()), config.tolerance)
-            latencies = _latencies(session, built, inputs, config.turns, runs_untuned=runs_untuned, peer=peer)
+            error_before = _error_of(previous, built, inputs, config, pool) if previous else None
+            libraries = {"tuned": built.library("tuned")}
+            if runs_untuned:
+                libraries["untuned"] = built.library("untuned")
+            if previous and error_before is not None:
+                libraries["previous"] = previous.library, previous.params
+            latencies = _latencies(session, libraries, inputs, config.turns, peer)
     except ModelFailed as failure:
         raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
     if not runs_untuned:
         latencies["untuned"] = [untuned.seconds]
     is_lower_bound = not (runs_untuned or untuned.is_complete)
     faster = median(latencies["tuned"]) < median(latencies["untuned"])
+    shipped = "tuned" if faster or is_lower_bound else "untuned"
+    if error_before is not None:
+        before = latencies.pop("previous")
+        if median(before) <= median(latencies[shipped]):
+            shipped, error = "previous", error_before
+            latencies |= {"new": latencies["tuned"], "tuned": before}
     return {
-        "shipped": "tuned" if faster or is_lower_bound else "untuned",
+        "shipped": shipped,
         "max_error": error,
         "largest_output": largest,
         "latencies_s": latencies,
@@ -189,6 +207,22 @@ def _ends_in_time(built: Built, inputs: Path, config: CompileConfig, pool: Pool)
     return True
 
 
+def _error_of(previous: CompiledFiles, built: Built, inputs: Path, config: CompileConfig, pool: Pool) -> float | None:
+    """Largest difference of a library's outputs to those in plain loops; none if it does not run, or differs by more
+    than the tolerance. In a process of its own, so that it costs nothing if it crashes.
+    """
+    out = built.folder / "outputs-previous.npz"
+    try:
+        with pool.models(config.timeout_s) as session:
+            session.open_library("previous", previous.library, previous.params, inputs)
+            session.infer("previous", out)
+    except ModelFailed:
+        return None
+    found, expected = (list(np.load(path).values()) for path in (out, built.folder / "outputs-checked.npz"))
+    error = max(map(relative_error, found, expected), default=0.0) if len(found) == len(expected) else math.inf
+    return error if error <= config.tolerance else None
+
+
 def _difference(session: ModelSession, built: Built, inputs: Path, tolerance: float) -> tuple[float, float]:
     """Largest difference of the tuned model's outputs to those in plain loops, over the largest of these; and this.
 
@@ -218,15 +252,18 @@ def _difference(session: ModelSession, built: Built, inputs: Path, tolerance: fl
 
 
 def _latencies(
-    session: ModelSession, built: Built, inputs: Path, turns: int, *, runs_untuned: bool, peer: Peer | None
+    session: ModelSession, libraries: Mapping[str, tuple[Path, Path]], inputs: Path, turns: int, peer: Peer | None
 ) -> dict[str, list[float]]:
-    """Seconds of an inference, in alternation: tuned, untuned if it runs, and of `onnxruntime` if it does."""
-    names = ("tuned", "untuned") if runs_untuned else ("tuned",)
-    if runs_untuned:
-        session.open_library("untuned", *built.library("untuned"), inputs)
-    latencies: dict[str, list[float]] = {name: [] for name in names}
+    """Seconds of an inference, in alternation: of each library, and of `onnxruntime` if it runs.
+
+    Args:
+        libraries: With their parameters; `tuned` is open already.
+    """
+    for name in [name for name in libraries if name != "tuned"]:
+        session.open_library(name, *libraries[name], inputs)
+    latencies: dict[str, list[float]] = {name: [] for name in libraries}
     for _ in range(turns):  # A B A B ...
-        for name in names:
+        for name in libraries:
             latencies[name].append(session.time(name, _TURN_S))
         if peer and (latency_s := peer.time(_TURN_S)) is not None:
             latencies.setdefault("onnxruntime", []).append(latency_s)

@@ -15,7 +15,7 @@ import tvm
 from lib import building, deploy
 from lib.contracts import digests, manifest, settings, tables
 from lib.contracts.clock import Clock
-from lib.contracts.errors import CompilationError
+from lib.contracts.errors import CompilationError, TunerError
 from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles
 from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
@@ -68,7 +68,8 @@ def run(
         model: Has `module.json`, `weights.npz` and the SUBGRAPHS table.
         families: A FAMILIES table; `past`: the finished rounds.
         pool: Measures the finalists.
-        out: Gets `model.so`, `params.npz`, `results.parquet` and, last, `manifest.json`.
+        out: Gets `model.so`, `params.npz`, `results.parquet` and, last, `manifest.json`. If it has those of the same
+            model, they stay unless the new ones are faster.
         onnx: The file that the model came from, if it is one: to be compared with.
         say: Told what is being done.
 
@@ -92,18 +93,36 @@ def run(
             _build(built, subgraphs, choices, target, config, runs_untuned=untuned.at_most(config.once_above_s))
         with clock.spent("verify"):
             say("checking the model and timing it beside the untuned one")
-            facts = verify(built, interface, untuned, config, pool, onnx)
+            identity = {"model": _digest(model), "conditions": pool.conditions.id}
+            facts = verify(built, interface, untuned, config, pool, onnx, _shipped_before(out, identity))
         if facts["shipped"] == "untuned":
             if not built.untuned.exists():
                 _build_all([BuildModel(built.reference, built.untuned)], target, config)
             choices = [replace(c, candidate_id=None, note="the model as a whole was no faster") for c in choices]
-        ship(built, str(facts["shipped"]), out)
-    rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
-    tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, provenance)
+        if facts["shipped"] != "previous":
+            ship(built, str(facts["shipped"]), out)
+            rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
+            tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, provenance)
     made = {"session": provenance.session, "clock": clock.read()}
     rounds = {"n_rounds": so_far.n_rounds, "n_trials": so_far.n_trials}
-    all_facts = {**made, **_how_to_run(out, interface, target), **rounds, **facts}
+    all_facts = {**made, **_how_to_run(out, interface, target), **rounds, **identity, **facts}
     return manifest.write(out.manifest, provenance.inputs, all_facts, [out.library, out.params, out.results])
+
+
+def _digest(model: ModelFiles) -> str:
+    """Of what a model computes."""
+    return digests.of_text(digests.of_state(model.module), digests.of_state(model.weights))
+
+
+def _shipped_before(out: CompiledFiles, identity: Mapping[str, str]) -> CompiledFiles | None:
+    """What is there, if it is tuned, whole, and of the same model under the same conditions."""
+    try:
+        found = manifest.read(out.manifest)
+        is_whole = not manifest.damaged_files(out.manifest)
+    except TunerError:
+        return None
+    is_same = all(found.get(key) == value for key, value in identity.items())
+    return out if is_whole and is_same and found["shipped"] != "untuned" else None
 
 
 def _choose_all(

@@ -134,6 +134,8 @@ def model_lines(facts: Mapping[str, Any], so_far: History) -> str:
     ratio = median(facts["latencies_s"]["untuned"]) / median(facts["latencies_s"]["tuned"])
     how = "" if facts["untuned_estimated"] else ", timed in turn in one process"
     lines.append(f"speed-up {ratio:.1f}x{how}; shipped: {facts['shipped']}")
+    if new := facts["latencies_s"].get("new"):
+        lines.append(f"the library of before stays: a new one took {median(new) * 1e3:.2f} ms beside it")
     if facts["largest_output"] < VANISHING:
         lines.append(f"the outputs vanish (the largest is {facts['largest_output']:.0e}): nothing could be compared")
     else:

@@ -78,7 +78,7 @@ def _table(rows: Sequence[Mapping[str, Any]], outcomes: Mapping[str, Outcome], s
 def _latencies(facts: Mapping[str, Any]) -> list[str]:
     """Columns of a model's own latencies."""
     found = facts.get("latencies_s", {})
-    shipped = facts.get("shipped", "tuned")
+    shipped = "untuned" if facts.get("shipped") == "untuned" else "tuned"
     return [_ms(median(found[name])) if found.get(name) else "-" for name in (shipped, "untuned", "onnxruntime")]
 
 

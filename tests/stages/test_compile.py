@@ -3,6 +3,7 @@ import shutil
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import onnxruntime
@@ -10,7 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from lib.contracts import tables
+from lib.contracts import manifest, tables
 from lib.contracts.errors import VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import RESULTS, SUBGRAPHS
@@ -55,6 +56,42 @@ def test_every_subgraph_has_a_result_and_none_is_slower_than_untuned(started, co
     for row in rows:
         assert (row["candidate_id"] is None) == (row["max_error"] is None)
         assert row["max_error"] is None or row["max_error"] <= QUICK.tolerance
+
+
+def test_what_is_shipped_stays_unless_a_new_library_is_faster(started, cpu, pool, tmp_path):
+    """Without any round nothing is tuned, so the new library is the slower one."""
+    out = CompiledFiles(tmp_path / "compiled")
+
+    def compile_with(rounds):
+        compile.run(
+            started.model, started.families, rounds, cpu, replace(QUICK, turns=5), pool, provenance=PROVENANCE, out=out
+        )  # fmt: skip
+        return json.loads(out.manifest.read_text()), out.library.read_bytes(), out.results.read_bytes()
+
+    _, untuned, _ = compile_with([])
+    first, tuned, results = compile_with(started.run.rounds(1))
+    again, kept, kept_results = compile_with([])
+
+    assert first["shipped"] == "tuned"
+    assert tuned != untuned
+    assert (again["shipped"], kept, kept_results) == ("previous", tuned, results)
+    assert median(again["latencies_s"]["tuned"]) <= median(again["latencies_s"]["new"])
+    assert again["files"] == first["files"]
+
+
+def test_a_library_that_crashes_now_is_replaced_whatever_it_was(started, cpu, pool, tmp_path):
+    out = CompiledFiles(tmp_path / "compiled")
+    rounds = started.run.rounds(1)
+    compile.run(started.model, started.families, rounds, cpu, QUICK, pool, provenance=PROVENANCE, out=out)
+    out.library.write_bytes(b"no library")
+    facts = manifest.read(out.manifest)
+    facts.pop("files")
+    manifest.write(out.manifest, facts.pop("inputs"), facts, [out.library, out.params, out.results])
+
+    compile.run(started.model, started.families, rounds, cpu, QUICK, pool, provenance=PROVENANCE, out=out)
+
+    assert manifest.read(out.manifest)["shipped"] == "tuned"
+    assert out.library.read_bytes() != b"no library"
 
 
 def test_the_manifest_says_what_was_verified_and_how_fast_it_is(compiled, cpu):
