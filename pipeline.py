@@ -21,7 +21,7 @@ import pyarrow as pa
 from luigi.task import externalize
 
 from lib.contracts import digests, manifest, schemas, tables
-from lib.contracts.errors import TunerError
+from lib.contracts.errors import ConfigError, TunerError
 from lib.contracts.files import RECALLED, RoundFiles
 from lib.contracts.tables import Provenance, made_from
 from lib.measure import factory
@@ -505,9 +505,16 @@ class TuneModels(TuningTask):
     """Tune several models together; each gets a library early, and a faster one, if there is one, at the end."""
 
     model: str = Text(default="", description=argparse.SUPPRESS)
+    shape: str = Text(default="", description=argparse.SUPPRESS)
+    weights: str = Text(default="", description=argparse.SUPPRESS)
     models: str = Text(
         description="names of the zoo and paths, with commas, `*.onnx` too; or a .toml file that lists them"
     )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.model or self.shape or self.weights:
+            raise ConfigError("--model, --shape and --weights are for one model; a list says them of each of its own.")
 
     def complete(self) -> bool:
         try:

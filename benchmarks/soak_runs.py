@@ -143,12 +143,13 @@ class Watch:
         self._artifacts, self._fault = artifacts, fault
         self.known: dict[str, float] = {}  # when each candidate was measured, as first seen
         self.doubled = self.tracebacks = 0
-        self.memory: list[tuple[float, float]] = []  # seconds, MB of the tuning process, of the last command
+        self.memory: list[tuple[float, float]] = []  # seconds, MB of the tuning process, of the longest command
         self.ends: Counter[str] = Counter()
 
     def run(self, name: str, dies_in: str = "", full_at: int = 0) -> int:
         """The command once; with a disk that is full when so many candidates are known. Returns its exit status."""
-        self.memory, filler = [], self._artifacts / "filler"
+        memory: list[tuple[float, float]] = []
+        filler = self._artifacts / "filler"
         environment = {**os.environ, "SOAK_FAULT": str(self._fault), "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
         process = psutil.Popen(
             [*self._command, "--dies-in", dies_in, "--seed", str(len(self.ends))], env=environment, text=True,
@@ -160,14 +161,17 @@ class Watch:
         started = time.monotonic()
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
-                self.memory.append((time.monotonic() - started, process.memory_info().rss / 1e6))
+                memory.append((time.monotonic() - started, process.memory_info().rss / 1e6))
             if full_at and len(self.rows()) >= full_at and not filler.exists():
                 _fill(filler)
             time.sleep(1.0)
         reader.join()
         filler.unlink(missing_ok=True)
+        self.memory = max(self.memory, memory, key=len)
         self._compare()
-        self.tracebacks += any("Traceback" in line for line in told)
+        if any("Traceback" in line for line in told):
+            self.tracebacks += 1
+            print("".join(told[-40:]), flush=True)
         self.ends[name] += 1
         words = [line.strip() for line in told if line.startswith("error")]
         print(f"{name:28} status {process.returncode:4} after {time.monotonic() - started:5.0f} s, "
@@ -252,7 +256,7 @@ def main() -> None:
         memory = [mb for _, mb in watch.memory]
         if len(memory) > 10:
             early, late = np.median(memory[len(memory) // 5 : len(memory) // 4 + 2]), np.median(memory[-5:])
-            print(f"memory of the last command: {early:.0f} MB after a fifth of its {watch.memory[-1][0]:.0f} s, "
+            print(f"memory of the longest command: {early:.0f} MB after a fifth of its {watch.memory[-1][0]:.0f} s, "
                   f"{late:.0f} MB at its end")  # fmt: skip
         left = [path for path in scratch.rglob("*") if path.is_file()]
         unfinished = [p for p in artifacts.rglob("*") if p.name.startswith(("building-", ".")) and p.name != ".lock"]

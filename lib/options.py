@@ -61,7 +61,7 @@ class Options:
         """
         if self.models:
             _ = self.listed
-        if self.model:
+        if self.model or not self.models:
             self.source.check()
             if not self.source.is_file:
                 catalogue.entry(self.source.model)

@@ -42,7 +42,7 @@ def options_in_readme() -> list[str]:
 
 
 def test_the_readme_names_every_option_of_tune_model():
-    options = {name.replace("_", "-") for name, _ in pipeline.TuneModel.get_params()} - {"session"}
+    options = {name.replace("_", "-") for name, _ in pipeline.TuneModel.get_params()} - {"session", "models"}
 
     assert sorted(options_in_readme()) == sorted(options) == sorted(TYPED)
 
@@ -109,14 +109,23 @@ def test_a_batch_that_was_typed_is_what_is_imported(tmp_path):
     assert {int(function.params[0].ty.shape[0]) for function in functions} == {3}
 
 
-@pytest.mark.parametrize("task", ["TuneModel"])
-def test_help_shows_each_option_once_and_with_what_it_means(tmp_path, task):
+@pytest.mark.parametrize(("task", "hidden"), [("TuneModel", {"models"}), ("TuneModels", {"model", "shape", "weights"})])
+def test_help_shows_each_option_once_and_with_what_it_means(tmp_path, task, hidden):
     text = luigi(tmp_path, task, "--help").stdout
 
     shown = re.findall(r"^  (--[\w-]+) [A-Z_]+", text, flags=re.MULTILINE)
-    options = [f"--{name.replace('_', '-')}" for name, _ in getattr(pipeline, task).get_params() if name != "session"]
-    assert [name for name in shown if name != "--module"] == options
+    options = [name for name, _ in getattr(pipeline, task).get_params() if name not in {"session", *hidden}]
+    assert [name for name in shown if name != "--module"] == [f"--{name.replace('_', '-')}" for name in options]
     assert not re.findall(r"--TuneModel-|--session", text)
+
+
+@pytest.mark.parametrize("option", ["--model", "--shape", "--weights"])
+def test_what_is_said_of_one_model_is_refused_where_several_are_listed(tmp_path, option):
+    done = luigi(tmp_path, "TuneModels", "--models", "tiny_cnn", option, "tiny_cnn")
+
+    assert done.returncode != 0
+    assert "error: --model, --shape and --weights are for one model" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_sections_and_keys_that_nobody_reads_are_told_once(tmp_path):
