@@ -21,6 +21,8 @@ from lib.tuning.members import join
 from lib.tuning.memory import Memory
 from lib.tuning.planning import PlanRow
 
+_ENOUGH = 1000  # samples to begin with: of a family that has as many of its own, others are not read
+
 
 def run(
     subgraphs: Path,
@@ -79,18 +81,21 @@ def _of_others(
     Args:
         family_of: By subgraph; gets those that are found.
     """
-    wanted = dict.fromkeys(family_of.values(), max_samples)
+    wanted = dict.fromkeys(family_of.values(), min(max_samples, _ENOUGH))
     for subgraph_id, count in Counter(known["subgraph_id"].to_pylist()).items():
         wanted[family_of[subgraph_id]] -= count
     own = frozenset(family_of)
     found = []
-    for part in memory.like([row["core_operator"] for row in members], but=own):
-        first = part.slice(0, 1).select(["subgraph_id", "core_operator", "operators"]).to_pylist()[0]
-        [family_id] = cluster([SimpleNamespace(**first)], algorithm)
-        if wanted.get(family_id, 0) > 0:
-            wanted[family_id] -= len(part)
-            family_of[first["subgraph_id"]] = family_id
-            found.append(part)
+    for operator in dict.fromkeys(row["core_operator"] for row in members):
+        families = {row["family_id"] for row in members if row["core_operator"] == operator}
+        parts = memory.like(operator, but=own)
+        while any(wanted[family_id] > 0 for family_id in families) and (part := next(parts, None)) is not None:
+            first = part.slice(0, 1).select(["subgraph_id", "core_operator", "operators"]).to_pylist()[0]
+            [family_id] = cluster([SimpleNamespace(**first)], algorithm)
+            if wanted.get(family_id, 0) > 0:
+                wanted[family_id] -= len(part)
+                family_of[first["subgraph_id"]] = family_id
+                found.append(part)
     return found[::-1]
 
 

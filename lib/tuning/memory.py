@@ -7,7 +7,7 @@ holds, and a message.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,32 +68,35 @@ class Memory:
                 written.append(tables.write(part, path, REMEMBERED, Provenance(session=session)))
         return written
 
+    def files(self, operator: str, subgraph_id: str) -> list[Path]:
+        """Those of a subgraph, oldest first."""
+        return [path for _, path in self._files(self._subgraph(operator, subgraph_id))]
+
     def of(self, operator: str, subgraph_id: str) -> pa.Table:
         """All that is known of a subgraph, as rows of REMEMBERED: each candidate once, oldest first.
 
         Args:
             operator: Its core operator.
         """
-        parts = [part for _, path in self._files(self._subgraph(operator, subgraph_id))
-                 if (part := self._read(path)) is not None]  # fmt: skip
+        parts = [part for path in self.files(operator, subgraph_id) if (part := self._read(path)) is not None]
         return _each_once(pa.concat_tables([REMEMBERED.empty_table(), *parts]))
 
     def known(self, operator: str, subgraph_id: str, wanted: Iterable[str]) -> pa.Table:
         """Those of some candidates that are known; the features and traces of the others are not read."""
-        of_file = [(path, self._candidates(path)) for _, path in self._files(self._subgraph(operator, subgraph_id))]
+        of_file = [(path, self._candidates(path)) for path in self.files(operator, subgraph_id)]
         chosen, wanted = [REMEMBERED.empty_table()], frozenset(wanted)
         for path, there in of_file:
             if there & wanted and (part := self._read(path)) is not None:
                 chosen.append(part.filter(pc.is_in(part["candidate_id"], pa.array(sorted(wanted), pa.string()))))
         return _each_once(pa.concat_tables(chosen))
 
-    def like(self, operators: Sequence[str], but: frozenset[str]) -> Iterator[pa.Table]:
-        """Files of other subgraphs with one of these core operators, newest first; some of them, if there are many."""
-        found = []
-        for folder in map(self._operator, dict.fromkeys(operators)):
-            for subgraph in _folders(folder):
-                if subgraph.name.partition("=")[2] not in but:
-                    found += self._files(subgraph)
+    def like(self, operator: str, but: frozenset[str]) -> Iterator[pa.Table]:
+        """Files of other subgraphs with a core operator, newest first, each read when it is asked for.
+
+        Of very many only some are looked at.
+        """
+        others = [folder for folder in _folders(self._operator(operator)) if folder.name.partition("=")[2] not in but]
+        found = [file for folder in others for file in self._files(folder)]
         for _, path in sorted(found, reverse=True)[:_FILES_LOOKED_AT]:
             if (part := self._read(path)) is not None:
                 yield part

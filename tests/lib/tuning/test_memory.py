@@ -84,7 +84,7 @@ def test_others_of_an_operator_come_newest_first_and_without_the_runs_own(memory
         os.utime(path, (n, n))
     memory.remember(remembered("d", 1.0, operator="matmul"))
 
-    assert [ids(part) for part in memory.like(["conv2d"], but=frozenset("c"))] == [["b-0"], ["a-0"]]
+    assert [ids(part) for part in memory.like("conv2d", but=frozenset("c"))] == [["b-0"], ["a-0"]]
 
 
 def test_a_damaged_file_costs_what_it_holds_and_is_told(tmp_path):
