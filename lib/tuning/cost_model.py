@@ -59,8 +59,12 @@ class FamilyModel:
         return np.bincount(program, weights=scores, minlength=len(features)).astype(np.float32)
 
     def save(self, path: Path) -> None:
-        """Write the model as UBJSON; `path` must end in `.ubj`, since XGBoost goes by the suffix."""
-        self._booster.save_model(path)
+        """Write the model as UBJSON; `path` must end in `.ubj`, since XGBoost goes by the suffix when it reads.
+
+        Raises:
+            OSError: The disk is full, say; XGBoost itself would raise an error of its own.
+        """
+        path.write_bytes(self._booster.save_raw("ubj"))
 
     @staticmethod
     def load(path: Path) -> "FamilyModel":

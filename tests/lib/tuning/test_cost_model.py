@@ -100,6 +100,15 @@ def test_a_model_reads_back_and_scores_the_same(measured, tmp_path):
     assert np.array_equal(FamilyModel.load(tmp_path / "m.ubj").predict(features), model.predict(features))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="of Linux")
+def test_a_full_disk_is_the_systems_error_not_xgboosts(measured):
+    features, latencies = measured
+    model = train(features[:64], labels(latencies[:64], np.zeros(64)), CONFIG, 0)
+
+    with pytest.raises(OSError, match="No space left"):
+        model.save(Path("/dev/full"))
+
+
 def test_nothing_to_score_is_no_error(measured):
     features, latencies = measured
     model = train(features[:64], labels(latencies[:64], np.zeros(64)), CONFIG, 0)
