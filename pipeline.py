@@ -10,7 +10,7 @@ made from what its inputs are now: digests in the files decide. A stage started 
 
 import argparse
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -137,16 +137,21 @@ class JoinSubgraphs(TunerTask, StageTask):
         parts = []
         for listed, task in zip(self.given.listed, self.extracted, strict=True):
             self.status(f"importing {listed.name}")
-            error = task if isinstance(task, str) else attempt(task)
+            error = task if isinstance(task, str) else attempt(task, status=self.set_status_message)
             table = None if error or isinstance(task, str) else task.path
             parts.append(join.Part(listed.name, listed.importance, table, error))
         join.run(parts, provenance=self.provenance, out=self.given.tuned_files)
 
 
-def attempt(*tasks: StageTask) -> str:
-    """Run tasks that are not complete, of one model among several; why that failed, or empty."""
+def attempt(*tasks: StageTask, status: Callable[[str], None] | None) -> str:
+    """Run tasks that are not complete, of one model among several; why that failed, or empty.
+
+    Args:
+        status: Shows in the scheduler's page what is being done.
+    """
     try:
         for task in tasks:
+            task.set_status_message = status
             if not task.complete():
                 task.run()
     except Exception as error:  # the others go on
@@ -455,8 +460,7 @@ class TuneModel(TuningTask):
         self._started = True
         _ = (self.given.run_files, self.clone(CompileModel).config)  # settings that cannot work end it here
         yield self.recalled
-        standing = self.look()
-        if not standing.ended:
+        while not (standing := self.look()).ended:  # goes round where another process did what it asks for
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
         if not self.given.measured_on.can_compile:
@@ -497,7 +501,7 @@ class DeliverModel(FinalTask):
         """No lock of its own is held: its stages take that of the run."""
         if not self.is_current():
             self.status(f"compiling {self.given.model_files.folder.name}")
-            facts = {"session": SESSION, "error": attempt(*self.stages)}
+            facts = {"session": SESSION, "error": attempt(*self.stages, status=self.set_status_message)}
             manifest.write(self.path, self.provenance.inputs, facts, [])
 
 
@@ -535,11 +539,10 @@ class TuneModels(TuningTask):
         _ = (self.given.run_files, self.clone(CompileModel).config)
         factory.require_pool(self.given.runner)
         yield self.recalled
-        standing = self.look()
-        for row, task in self.listed():
-            if is_tried(row, history.load(self.past)) and not task.path.exists():
-                yield task
-        if not standing.ended:
+        while not (standing := self.look()).ended:
+            for row, task in self.listed():
+                if is_tried(row, history.load(self.past)) and not task.path.exists():
+                    yield task
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
         for task in self.deliveries():

@@ -3,6 +3,7 @@
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from luigi.cmdline_parser import CmdlineParser
@@ -140,3 +141,15 @@ def test_sections_and_keys_that_nobody_reads_are_told_once(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("nobody reads") == 1
     assert "nobody reads [measurement] of the configuration; this project's sections are tuner, extract" in done.stderr
+
+
+def test_a_round_that_another_process_made_meanwhile_is_not_the_end(monkeypatch):
+    """Luigi goes on behind a `yield` of what is complete already, and begins `run` anew behind any other."""
+    task = pipeline.TuneModel(model="tiny_cnn")
+    standings = iter(["", "", "9 trials"])
+    monkeypatch.setattr(task, "look", lambda: SimpleNamespace(ended=next(standings)))
+    monkeypatch.setattr(task, "next_round", lambda: iter(["a round"]))
+
+    asked = [each if isinstance(each, str) else each.task_family for each in task.run()]
+
+    assert asked == ["TrainFamilyModels", "a round", "a round", "CompileModel", "Report"]
