@@ -33,9 +33,23 @@ from lib.tuning.budget import TRIALS_PER_SUBGRAPH, Budget, Standing
 from lib.tuning.families import ALGORITHMS
 from lib.tuning.history import History
 from lib.tuning.members import is_tried, joint_members, members
+from lib.tuning.memory import Memory
 from lib.tuning.planning import Member
 from lib.verification import CompileConfig
-from stages import cluster, compile, extract, generate, join, measure, recall, report, summarize, train
+from stages import (
+    cluster,
+    compile,
+    export_database,
+    extract,
+    generate,
+    import_database,
+    join,
+    measure,
+    recall,
+    report,
+    summarize,
+    train,
+)
 
 SESSION = uuid.uuid4().hex[:12]
 ARTIFACTS = Path(__file__).parent / "artifacts"  # unless `[tuner] artifacts` in the configuration moves them
@@ -381,6 +395,54 @@ class Report(FinalTask):
         super().run()
         if not self.models:  # of which there is a summary
             console.show(report.shown(self.given.shipped))
+
+
+class DatabaseTask(TunerTask, MeasuringTask):
+    """What goes between the memory and a MetaSchedule database: done whenever it is asked for."""
+
+    database: str = Text(description="folder of database_workload.json and database_tuning_record.json")
+
+    path = property(lambda self: Path(self.database))
+    _is_done = False
+
+    def requires(self) -> luigi.Task:
+        return self.clone(ExtractSubgraphs)
+
+    def is_current(self) -> bool:
+        return self._is_done
+
+    @property
+    def memory(self) -> Memory:
+        if self.given.memory is None:
+            raise ConfigError("There is no memory: [memory] use = no, or measurements are replayed.")
+        return self.given.memory
+
+    def tell(self, text: str) -> None:
+        self._is_done = True
+        console.show(text)
+
+
+class ExportDatabase(DatabaseTask):
+    """Write the memory's best of a model's subgraphs as a database that stock TVM compiles with."""
+
+    def work(self) -> None:
+        (subgraphs, _), given = self.given.subgraphs, self.given
+        count = export_database.run(subgraphs, self.memory, given.compile_target, out=self.path)
+        self.tell(f"{count} schedules are in {self.path}; the functions they are of: {given.model_files.module}")
+
+
+class ImportDatabase(DatabaseTask):
+    """Measure the schedules of a database that fit a model's subgraphs, and keep them in the memory."""
+
+    most: int = Int(default=64, description="schedules of a subgraph, the fastest by what the database says")
+
+    def work(self) -> None:
+        (subgraphs, _), given = self.given.subgraphs, self.given
+        told = import_database.run(
+            subgraphs, self.path, self.most, given.runner, self.memory, given.compile_target, session=SESSION,
+            say=self.status,
+        )  # fmt: skip
+        self.tell(str(told))
 
 
 class TuningTask(TunerTask):

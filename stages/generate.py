@@ -14,10 +14,11 @@ from lib.contracts import digests, tables
 from lib.contracts.clock import Clock
 from lib.contracts.errors import ContractError, TunerError
 from lib.contracts.files import RoundFiles
-from lib.contracts.schemas import CANDIDATES, FAMILIES, MODELS, N_FEATURES, PLAN, SUBGRAPHS, TRAINING
+from lib.contracts.schemas import CANDIDATES, FAMILIES, MODELS, PLAN, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.machine.targets import AnyTarget
 from lib.search import evolution
+from lib.search.candidates import table
 from lib.search.evolution import Measured, Proposal, SearchConfig
 from lib.tir.workload import load_workload
 from lib.tuning import history
@@ -150,24 +151,7 @@ class Searcher:
 
 def candidates(proposals: Sequence[tuple[PlanRow, Proposal]]) -> pa.Table:
     """A CANDIDATES table of what was proposed, in order."""
-    matrices = [proposal.features for _, proposal in proposals]
-    flat = np.concatenate([np.zeros((0, N_FEATURES), np.float32), *matrices]).astype(np.float32)
-    field = CANDIDATES.field("features").type
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), type=field.value_type)
-    offsets = np.concatenate([[0], np.cumsum([len(matrix) for matrix in matrices])]).astype(np.int32)
-    columns = {
-        "candidate_id": [digests.of_text(row.subgraph_id, proposal.trace) for row, proposal in proposals],
-        "subgraph_id": [row.subgraph_id for row, _ in proposals],
-        "family_id": [row.family_id for row, _ in proposals],
-        "origin": [proposal.origin for _, proposal in proposals],
-        "space": [proposal.space for _, proposal in proposals],
-        "program_hash": [proposal.program_hash for _, proposal in proposals],
-        "score": [proposal.score for _, proposal in proposals],
-        "trace": [proposal.trace for _, proposal in proposals],
-    }
-    arrays = [pa.array(columns[name], CANDIDATES.field(name).type) for name in columns]
-    features = pa.ListArray.from_arrays(pa.array(offsets), rows, type=field)
-    return pa.Table.from_arrays([*arrays, features], schema=CANDIDATES.remove_metadata()).cast(CANDIDATES)
+    return table([(row.subgraph_id, row.family_id, proposal) for row, proposal in proposals])
 
 
 def _models(past: Sequence[RoundFiles]) -> dict[str, FamilyModel]:

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lib.contracts import digests, tables
 from lib.contracts.clock import Clock
 from lib.contracts.conditions import Conditions
 from lib.contracts.files import RoundFiles
-from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, REMEMBERED, SUBGRAPHS
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.measure import journal
 from lib.measure.runner import Job, Measurement, Runner
+from lib.tuning import memory as remembered
 from lib.tuning.memory import Memory
 
 Watcher = Callable[[Measurement], None]
@@ -68,7 +70,8 @@ def run(
                     watch(measurement)
         table = _table([done[job.candidate_id] for job in jobs if job.candidate_id in done])
         if memory:
-            memory.remember(_remembered(candidates, table, described, but=recalled), provenance.session)
+            new = pc.invert(pc.is_in(table["candidate_id"], pa.array(list(recalled), pa.string())))
+            memory.remember(remembered.rows(candidates, table.filter(new), described), provenance.session)
     for kind, seconds in runner.clock.items():
         clock.add(kind, seconds)
     tables.write(table, out.measurements, MEASUREMENTS, provenance, clock=clock.read())
@@ -83,22 +86,6 @@ def _recalled(jobs: Sequence[Job], operators: Mapping[str, str], memory: Memory)
         wanted = [job.candidate_id for job in jobs if job.subgraph_id == subgraph_id]
         found += memory.known(operator, subgraph_id, wanted).select(MEASUREMENTS.names).to_pylist()
     return {row["candidate_id"]: Measurement.of(row) for row in found}
-
-
-def _remembered(
-    candidates: pa.Table, measurements: pa.Table, described: Mapping[str, Mapping[str, Any]], but: Mapping[str, object]
-) -> pa.Table:
-    """A round's rows of REMEMBERED, but for those that were recalled."""
-    place = {candidate_id: n for n, candidate_id in enumerate(candidates["candidate_id"].to_pylist())}
-    new = [n for n, key in enumerate(measurements["candidate_id"].to_pylist()) if key not in but]
-    rows = measurements.take(pa.array(new, pa.int64()))
-    of_rows = candidates.take(pa.array([place[key] for key in rows["candidate_id"].to_pylist()], pa.int64()))
-    subgraph_ids = rows["subgraph_id"].to_pylist()
-    columns = {name: (rows if name in MEASUREMENTS.names else of_rows)[name] for name in REMEMBERED.names
-               if name not in ("core_operator", "operators")}  # fmt: skip
-    for name in ("core_operator", "operators"):
-        columns[name] = pa.array([described[key][name] for key in subgraph_ids], REMEMBERED.field(name).type)
-    return pa.table({name: columns[name] for name in REMEMBERED.names}).cast(REMEMBERED)
 
 
 def describe(subgraphs: Path, files: RoundFiles) -> str:

@@ -78,14 +78,14 @@ PLAN = _schema(
 
 CANDIDATES = _schema(
     "candidates",
-    2,
+    3,
     [
         _col("candidate_id", pa.string(), "1", "digest of subgraph and trace"),
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
         _col("family_id", pa.string(), "1", "key of FAMILIES"),
-        _col("origin", pa.string(), "1", "untuned (an empty trace) | sampled | evolved"),
+        _col("origin", pa.string(), "1", "untuned (an empty trace) | sampled | evolved | imported"),
         _col("space", pa.string(), "1", "whose program it is: a space of this project by its name (contraction, ...); "
-             "metaschedule: TVM's, also where a space of this project fails; none: untuned"),
+             "metaschedule: TVM's, also where a space of this project fails; none: untuned; imported: a database's"),
         _col("program_hash", pa.string(), "1", "TVM's structural hash of the scheduled module: equal programs"),
         _col("score", pa.float32(), "1", "the family model's prediction; null if there was none", null=True),
         _col("trace", pa.string(), "JSON", "schedule decisions, postprocessors included"),

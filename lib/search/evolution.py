@@ -73,8 +73,8 @@ class Proposal:
 
     trace: str  # JSON
     program_hash: str
-    origin: str  # untuned | sampled | evolved
-    space: str  # its name, `metaschedule`, or `none` if untuned
+    origin: str  # untuned | sampled | evolved | imported
+    space: str  # its name, `metaschedule`, `none` if untuned, or `imported`
     score: float | None
     features: np.ndarray  # n_stores x 164
 

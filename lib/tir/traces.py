@@ -39,5 +39,9 @@ def apply(workload: tvm.IRModule, trace: str) -> Schedule:
 
 def to_json(schedule: Schedule) -> str:
     """The trace of a schedule as JSON."""
-    # Trace.as_json leaves TVM's integer and float objects inside.
-    return json.dumps(schedule.trace.as_json(), default=lambda value: value.value)
+    return as_json(schedule.trace)
+
+
+def as_json(trace: Trace) -> str:
+    """A trace as JSON."""
+    return json.dumps(trace.as_json(), default=lambda value: value.value)  # TVM's integer and float objects are inside

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from lib.contracts import content, digests, locks, tables
 from lib.contracts.conditions import Conditions
 from lib.contracts.errors import ConfigError, TunerError
-from lib.contracts.schemas import REMEMBERED
+from lib.contracts.schemas import MEASUREMENTS, REMEMBERED
 from lib.contracts.tables import Provenance
 
 Say = Callable[[str], object]
@@ -140,6 +140,26 @@ class Memory:
         except (pa.ArrowException, OSError, ValueError):
             self._read(path)  # which tells
             return frozenset()
+
+
+def rows(candidates: pa.Table, measurements: pa.Table, described: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+    """Rows of REMEMBERED: a MEASUREMENTS table with what it is of.
+
+    Args:
+        candidates: A CANDIDATES table that has all of them.
+        described: `core_operator` and `operators` by subgraph.
+    """
+    place = {candidate_id: n for n, candidate_id in enumerate(candidates["candidate_id"].to_pylist())}
+    places = [place[candidate_id] for candidate_id in measurements["candidate_id"].to_pylist()]
+    of_rows = candidates.take(pa.array(places, pa.int64()))
+    subgraph_ids = measurements["subgraph_id"].to_pylist()
+
+    def column(name: str) -> pa.Array | pa.ChunkedArray:
+        if name in ("core_operator", "operators"):
+            return pa.array([described[key][name] for key in subgraph_ids], REMEMBERED.field(name).type)
+        return (measurements if name in MEASUREMENTS.names else of_rows)[name]
+
+    return pa.table({name: column(name) for name in REMEMBERED.names}).cast(REMEMBERED)
 
 
 @lru_cache(maxsize=100_000)
