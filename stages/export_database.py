@@ -6,6 +6,7 @@ from statistics import median
 import pyarrow as pa
 
 from lib.contracts import tables
+from lib.contracts.errors import ModelError
 from lib.contracts.schemas import SUBGRAPHS
 from lib.contracts.statuses import Status
 from lib.machine.targets import AnyTarget
@@ -22,10 +23,13 @@ def run(subgraphs: Path, memory: Memory, target: AnyTarget, *, out: Path) -> int
         out: Folder of the database; one that is there is replaced.
 
     Raises:
+        ModelError: Nothing is known of it; nothing is written.
         MissingInput, ContractError: The table is not there, or not what it should be.
     """
     rows = tables.read(subgraphs, SUBGRAPHS).to_pylist()
     found = [(row["workload"], fastest(memory.of(row["core_operator"], row["subgraph_id"]))) for row in rows]
+    if not any(best for _, best in found):
+        raise ModelError("Nothing is known of this model's subgraphs under these conditions. Run `TuneModel` first.")
     return interchange.write(out, [(text, *best) for text, best in found if best], target.tvm())
 
 

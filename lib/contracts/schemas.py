@@ -78,7 +78,7 @@ PLAN = _schema(
 
 CANDIDATES = _schema(
     "candidates",
-    3,
+    2,
     [
         _col("candidate_id", pa.string(), "1", "digest of subgraph and trace"),
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),

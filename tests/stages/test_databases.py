@@ -61,6 +61,15 @@ def test_stock_tvm_compiles_with_the_memorys_best_and_computes_the_same(started,
     assert relative_error(outputs(applied, started, x), outputs(module, started, x)) < 1e-5
 
 
+def test_of_a_model_that_was_never_tuned_nothing_goes_out(started, cpu, pool, tmp_path):
+    with pytest.raises(ModelError, match="Nothing is known of this model's subgraphs"):
+        export_database.run(
+            started.model.subgraphs, Memory(tmp_path, pool.conditions), cpu, out=tmp_path / "database"
+        )  # fmt: skip
+
+    assert not (tmp_path / "database").exists()
+
+
 def test_what_goes_out_is_the_fastest_of_each_subgraph(started, memory, cpu, tmp_path):
     export_database.run(started.model.subgraphs, memory, cpu, out=tmp_path / "database")
 
