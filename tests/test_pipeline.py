@@ -174,6 +174,7 @@ def test_deleted_measurements_come_back_from_the_memory_and_what_was_built_on_th
     assert tables.stamp(run.round(1).candidates, CANDIDATES).inputs == later
 
 
+@pytest.mark.acceptance
 def test_another_seed_begins_with_what_is_known_and_tries_nothing_again(tuned):
     folder, _ = tuned
     known = sum(len(tables.read(each.measurements, MEASUREMENTS)) for each in run_files(folder).rounds(2))
@@ -190,6 +191,7 @@ def test_another_seed_begins_with_what_is_known_and_tries_nothing_again(tuned):
     shutil.rmtree(other)
 
 
+@pytest.mark.acceptance
 def test_without_a_memory_a_run_begins_with_nothing(tuned):
     folder, _ = tuned
 

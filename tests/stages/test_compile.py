@@ -79,6 +79,7 @@ def test_what_is_shipped_stays_unless_a_new_library_is_faster(started, cpu, pool
     assert again["files"] == first["files"]
 
 
+@pytest.mark.acceptance
 def test_a_library_that_crashes_now_is_replaced_whatever_it_was(started, cpu, pool, tmp_path):
     out = CompiledFiles(tmp_path / "compiled")
     rounds = started.run.rounds(1)
