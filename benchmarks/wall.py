@@ -63,7 +63,7 @@ def refused(told: str, operator: str = "") -> str:
     """What kind of refusal a message is."""
     if "Traceback" in told:
         return "traceback"
-    if "can be tuned" in told or "no inputs" in told:
+    if "can be tuned" in told or "no inputs" in told or "no elements" in told:
         return "nothing"
     if "differ" in told or "finite element" in told:
         return "seen wrong"

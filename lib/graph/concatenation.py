@@ -193,15 +193,18 @@ class _Chainer(PyExprMutator):
         bindings = [binding for block in function.body.blocks for binding in block.bindings]
         order = {binding.var: n for n, binding in enumerate(bindings)}
         values = {binding.var: binding.value for binding in bindings}
-        # Parts of a join in program order; the first may be another join, which its own last part stands for.
+        # All placements of a join in program order, which FuseOps may have changed, with those of the join that it
+        # appends to: as each writes channels of its own, one more of them in between changes nothing for that one.
         self._before: dict[relax.Call, relax.Var] = {}  # the placement that comes before this one
         self._last: dict[relax.Call, relax.Var] = {}  # of a join
+        placements: dict[relax.Call, list[relax.Var]] = {}  # of a join
         for value in values.values():
             found = called(value)
             if found is not None and _JOINS in (module[found[0]].attrs or {}):
-                parts = sorted(found[1], key=lambda part: order[part])
-                self._before.update({values[part]: before for before, part in pairwise(parts)})
-                self._last[value] = parts[-1]
+                parts = [each for part in found[1] for each in placements.get(values[part], [part])]
+                placements[value] = sorted(parts, key=lambda part: order[part])
+                self._before.update({values[part]: before for before, part in pairwise(placements[value])})
+                self._last[value] = placements[value][-1]
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(old)

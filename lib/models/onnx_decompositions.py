@@ -60,11 +60,12 @@ def _is_inf(node: onnx.NodeProto, graph: Graph) -> Nodes:
 
 
 def _pow(node: onnx.NodeProto, graph: Graph) -> Nodes:
-    """Of two types: the result has that of the base."""
+    """Of two types: the result has that of the base. Of integers, in double precision, which TVM's power wants."""
     base, exponent = (graph.elem_type(name) for name in node.input)
-    if not base or not exponent or base == exponent:
+    of_integers = np.dtype(graph.dtype(node.input[0])).kind in "iu"
+    if not base or not exponent or (base == exponent and not of_integers):
         return None
-    between = TensorProto.FLOAT if base != TensorProto.DOUBLE else base
+    between = TensorProto.DOUBLE if of_integers or base == TensorProto.DOUBLE else TensorProto.FLOAT
     casts = [graph.node("Cast", name, to=between) for name in node.input]
     power = graph.node("Pow", *(cast.output[0] for cast in casts))
     return graph.ending(node, [*casts, power, graph.node("Cast", power.output[0], to=base)])
@@ -77,6 +78,44 @@ def _of_booleans(node: onnx.NodeProto, graph: Graph) -> Nodes:
     cast = graph.node("Cast", node.input[0], to=TensorProto.INT32)
     inner = graph.like(node, cast.output[0], *node.input[1:])
     return graph.ending(node, [cast, inner, graph.node("Cast", inner.output[0], to=TensorProto.BOOL)])
+
+
+def _mod(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """With the sign of the divisor, of floats: TVM's is `x - floor(x / y) * y`, which makes NaN of infinities."""
+    if np.dtype(graph.dtype(node.input[0])).kind != "f" or attributes(node, fmod=0)["fmod"]:
+        return None
+    zero = graph.constant(np.array(0, graph.dtype(node.input[0])))
+    rest = graph.node("Mod", *node.input, fmod=1)
+    signs = [graph.node("Less", name, zero) for name in (rest.output[0], node.input[1])]
+    differ = graph.node("Xor", *(sign.output[0] for sign in signs))
+    is_zero = graph.node("Equal", rest.output[0], zero)
+    same = graph.node("Not", differ.output[0])
+    kept = graph.node("Or", is_zero.output[0], same.output[0])
+    other = graph.node("Add", rest.output[0], node.input[1])
+    last = graph.node("Where", kept.output[0], rest.output[0], other.output[0])
+    return graph.ending(node, [rest, *signs, differ, is_zero, same, kept, other, last])
+
+
+def _bit_shift(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """By no less than there are bits, or by a negative number, all are shifted out: machines do other things then."""
+    dtype = graph.dtype(node.input[0])
+    if dtype is None or np.dtype(dtype).kind not in "iu":
+        return None
+    kind, bits = np.dtype(dtype), np.dtype(dtype).itemsize * 8
+    nothing, most = graph.constant(np.array(0, kind)), graph.constant(np.array(bits - 1, kind))
+    by = node.input[1]
+    too_far = graph.node("Greater", by, most)
+    nodes, outside = [too_far], too_far.output[0]
+    if kind.kind == "i":
+        nodes += [is_negative := graph.node("Less", by, nothing)]
+        nodes += [either := graph.node("Or", outside, is_negative.output[0])]
+        outside = either.output[0]
+    within = graph.node("Where", outside, most, by)
+    shifted = graph.like(node, node.input[0], within.output[0])
+    nodes += [within, shifted]
+    if kind.kind == "i" and attributes(node, direction=b"")["direction"] == b"RIGHT":
+        return graph.ending(node, nodes)  # the sign's bit fills it
+    return graph.ending(node, [*nodes, graph.node("Where", outside, nothing, shifted.output[0])])
 
 
 def _dropout(node: onnx.NodeProto, graph: Graph) -> Nodes:
@@ -258,6 +297,8 @@ RULES: dict[str, Rule] = {
     "Pow": _pow,
     "ReduceMax": _of_booleans,
     "ReduceMin": _of_booleans,
+    "BitShift": _bit_shift,
+    "Mod": _mod,
     "Dropout": _dropout,
     "Compress": _compress,
     "EyeLike": _eye_like,

@@ -49,7 +49,14 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]]) -> tvm.IRModule:
             onnx_folding.fold(proto)
     _refuse_shapes_that_depend_on_values(proto.graph, path)
     _refuse_training(proto.graph, path)
+    _refuse_what_tvm_means_otherwise(proto.graph, path)
     return _convert(proto, path)
+
+
+def _refuse_what_tvm_means_otherwise(graph: onnx.GraphProto, path: Path) -> None:
+    """A RoiAlign of the largest: ONNX weighs the four pixels around a sample one by one, TVM the sample."""
+    if any(node.op_type == "RoiAlign" and attributes(node, mode=b"avg")["mode"] == b"max" for node in graph.node):
+        raise ModelError(f"{path} uses RoiAlign with mode `max`, which TVM computes otherwise than ONNX means it.")
 
 
 def _refuse_shapes_that_depend_on_values(graph: onnx.GraphProto, path: Path) -> None:

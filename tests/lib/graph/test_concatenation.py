@@ -44,7 +44,18 @@ def the_same_part_in_two(x):
     return [op.concat([part, conv(x, 3, 2)], 3), op.concat([conv(x, 4, 3), part], 3)]
 
 
+def what_is_appended_was_there_first(x):
+    """A part of the longer one is made before the parts of the other, as where positions are rotated in part."""
+    parts = op.split(op.permute_dims(x, [0, 2, 1, 3]), [2], 3)
+    turned, rest = relax.TupleGetItem(parts, 0), relax.TupleGetItem(parts, 1)
+    halves = op.split(turned, 2, 3)
+    one, other = relax.TupleGetItem(halves, 0), relax.TupleGetItem(halves, 1)
+    joined = op.concat([op.subtract(op.exp(one), other), op.add(op.exp(other), one)], 3)
+    return op.permute_dims(op.concat([joined, rest], 3), [0, 2, 1, 3])
+
+
 CONCATENATIONS = [
+    what_is_appended_was_there_first,
     lambda x: op.concat([conv(x, 2), conv(x, 4, 2, 3)], 3),
     lambda x: op.concat([conv(x, 2), conv(x, 4, 2)], -1),
     lambda x: op.concat([op.nn.relu(conv(x, 2)), x, const(random((2, 4, 5, 2)))], 3),  # an input, a constant

@@ -98,3 +98,16 @@ def test_what_is_no_number_is_found_in_vectors(cpu):
     np.testing.assert_array_equal(computed(op.isnan, x), np.isnan(x))
     found = legalize_ops()(module(op.isnan, x)).script()
     assert "T.reinterpret" in found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axes", [None, [1], [0, -1]])
+@pytest.mark.parametrize(("reduce", "exact"), [(op.max, np.max), (op.min, np.min)], ids=["max", "min"])
+def test_extrema_of_infinities_are_infinite(reduce, exact, axes, keepdims, dtype):
+    x = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(dtype)
+    x[0], x[1, :, 2], x[2, 3] = -np.inf, np.inf, np.finfo(dtype).min
+
+    found = computed(lambda value: reduce(value, axes, keepdims), x)
+
+    assert np.array_equal(found, exact(x, None if axes is None else tuple(axes), keepdims=keepdims))

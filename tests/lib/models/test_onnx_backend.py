@@ -19,10 +19,15 @@ from wall_stages import Stages
 
 BY_DEFINITION = [
     "attention_3d_gqa_causal", "attention_4d_causal_with_past_and_present", "attention_4d_attn_mask_bool",
-    "attention_4d_softcap", "celu", "center_crop_pad_crop_axes_hwc", "layer_normalization_2d_axis0",
-    "layer_normalization_3d_axis1_epsilon", "rms_normalization_2d_axis0", "rotary_embedding", "swish",
+    "attention_4d_softcap", "attention_causal_boolmask_nan_robustness",
+    "attention_24_qk_matmul_output_mode3_softmax_precision", "celu", "center_crop_pad_crop_axes_hwc",
+    "layer_normalization_2d_axis0",
+    "layer_normalization_3d_axis1_epsilon", "rms_normalization_2d_axis0", "rotary_embedding",
+    "rotary_embedding_with_rotary_dim", "swish",
 ]  # fmt: skip
 BY_RULE = [
+    "bitshift_left_int32_negative_shift", "bitshift_left_int32_shift_ge_width", "bitshift_right_int8_shift_ge_width",
+    "mod_float_edge_cases_fmod_0_float32", "mod_mixed_sign_float64", "pow_types_int32_int32",
     "sum_example", "mean_example", "max_example", "max_float64", "min_int32", "isinf_positive", "isinf_negative",
     "pow_types_int32_float32", "pow_types_float32_int64", "reduce_max_bool_inputs", "reduce_min_bool_inputs",
     "convtranspose_output_shape", "spacetodepth_crd_mode_example", "spacetodepth_example", "tile",
