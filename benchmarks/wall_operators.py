@@ -57,8 +57,9 @@ def write(test: Any, path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     model = onnx.ModelProto()
     model.CopyFrom(test.model)
     inputs, outputs = (list(map(_array, values)) for values in test.data_sets[0])
-    if len(inputs) != len(model.graph.input):
-        raise TypeError("an optional input that is not there")
+    are_tensors = all(each.type.HasField("tensor_type") for each in model.graph.input)
+    if not are_tensors or len(inputs) != len(model.graph.input):
+        raise TypeError("an optional input")
     node = model.graph.node[0]
     settings = {node.input[n] for n in _SETTINGS.get(node.op_type, ()) if n < len(node.input)}
     kept, left = [], []
