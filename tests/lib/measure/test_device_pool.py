@@ -23,7 +23,7 @@ from tests.conftest import QUICK
 from tests.farm import KEY, Farm, kill, until
 from tests.helpers import LOOPS_FOR_EVER, ROOT, SEGFAULTS, job, matmul
 
-CONFIG = replace(QUICK, min_repeat_s=0.02, device_patience_s=20)
+CONFIG = replace(QUICK, min_repeat_s=0.02, device_patience_s=60)
 
 
 @pytest.fixture
