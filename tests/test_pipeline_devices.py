@@ -199,7 +199,7 @@ def test_workers_of_a_central_scheduler_share_one_store(tmp_path, luigid):
     assert one.max_error < 1e-4
     assert another.max_error < 1e-4
     assert len(set(one.candidates)) == len(one.candidates)
-    own = set(another.timings) - set(one.timings)  # what one run measures of a subgraph, the other takes from the memory
+    own = set(another.timings) - set(one.timings)  # what one run measures, the other takes from the memory
     assert not overlaps(set(one.timings), own)  # one candidate at a time,
     assert not overlaps(one.timings, another.searches)  # with nobody searching meanwhile
     assert not overlaps(one.searches, another.timings)
