@@ -62,8 +62,8 @@ def _isnan(x: te.Tensor) -> te.Tensor:
 
 def _extremum(call: relax.Call, combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], start: float) -> "_Function":
     """Largest or smallest along axes. TVM's own begins with the largest finite number: of nothing but infinities, as
-    masks of attention have them, it makes that. The price: `rfactor` knows no other beginning, so a maximum over rows is
-    not split into vectors.
+    masks of attention have them, it makes that. The price: `rfactor` knows no other beginning, so a maximum over rows
+    is not split into vectors.
     """
     reducer = te.comm_reducer(combine, lambda dtype: tirx.const(start, dtype), name=call.op.name.rpartition(".")[2])
 
