@@ -461,6 +461,27 @@ class TuningTask(TunerTask):
         super().__init__(*args, **kwargs)
         self.budget = Budget(self.trials or None, 60 * self.minutes or None)
 
+    def complete(self) -> bool:
+        try:
+            if not self.recalled.is_current():  # say, after an upgrade of TVM
+                return False
+            self._finished = self.finished_rounds()
+            done = self.is_delivered() and self.standing().ended != ""
+        except TunerError:
+            return False  # `run` tells what is wrong
+        if done and not self._started:
+            print(f"Nothing is left to do; the {self.kept}")
+        return done
+
+    def is_delivered(self) -> bool:
+        """Whether what comes after the finished rounds is there and current."""
+        raise NotImplementedError
+
+    @property
+    def kept(self) -> str:
+        """Where to look, for who has nothing left to do."""
+        raise NotImplementedError
+
     @property
     def past(self) -> list[RoundFiles]:
         """What was recalled, and the finished rounds."""
@@ -501,21 +522,15 @@ class TuneModel(TuningTask):
         super().__init__(*args, **kwargs)
         self.budget = replace(self.budget, latency_s=self.target_latency_ms / 1e3 or None)
 
-    def complete(self) -> bool:
+    def is_delivered(self) -> bool:
         compiles = self.given.measured_on.can_compile
-        try:
-            if not self.recalled.is_current():  # say, after an upgrade of TVM
-                return False
-            self._finished = self.finished_rounds()
-            reported = not compiles or self.clone(Report, rounds=self._finished).is_current()
-            done = reported and self.standing().ended != ""
-        except TunerError:
-            return False  # `run` tells what is wrong
-        if done and not self._started:
-            files = self.given.run_files
-            kept = f"report is {files.report}" if compiles else f"tables are in {files.folder}"
-            print(f"Nothing is left to do; the {kept}")
-        return done
+        return not compiles or self.clone(Report, rounds=self._finished).is_current()
+
+    @property
+    def kept(self) -> str:
+        files = self.given.run_files
+        compiles = self.given.measured_on.can_compile
+        return f"report is {files.report}" if compiles else f"tables are in {files.folder}"
 
     def run(self) -> Iterator[luigi.Task]:
         """Luigi starts this afresh after each task it asked for, so what stands before a yield is cheap."""
@@ -541,7 +556,6 @@ class DeliverModel(FinalTask):
     """Compile, verify and report one of several models that are tuned together; that it fails is an outcome, too."""
 
     path = property(lambda self: self.given.run_files.outcome(self.given.model_files.folder.name))
-    lock = property(lambda self: self.path.with_suffix(".lock"))
 
     @property
     def provenance(self) -> Provenance:
@@ -582,18 +596,13 @@ class TuneModels(TuningTask):
         if self.model or self.shape or self.weights:
             raise ConfigError("--model, --shape and --weights are for one model; a list says them of each of its own.")
 
-    def complete(self) -> bool:
-        try:
-            if not self.recalled.is_current():
-                return False
-            self._finished = self.finished_rounds()
-            delivered = all(task.is_current() for task in self.deliveries()) and self.given.run_files.summary.exists()
-            done = delivered and not summarize.failed(self.outcomes()) and self.standing().ended != ""
-        except TunerError:
-            return False
-        if done and not self._started:
-            print(f"Nothing is left to do; the summary is {self.given.run_files.summary}")
-        return done
+    def is_delivered(self) -> bool:
+        delivered = all(task.is_current() for task in self.deliveries()) and self.given.run_files.summary.exists()
+        return delivered and not summarize.failed(self.outcomes())
+
+    @property
+    def kept(self) -> str:
+        return f"summary is {self.given.run_files.summary}"
 
     def run(self) -> Iterator[luigi.Task]:
         """See `TuneModel.run`."""
@@ -602,8 +611,9 @@ class TuneModels(TuningTask):
         factory.require_pool(self.given.runner)
         yield self.recalled
         while not (standing := self.look()).ended:
+            so_far = history.load(self.past)
             for row, task in self.listed():
-                if is_tried(row, history.load(self.past)) and not task.path.exists():
+                if is_tried(row, so_far) and not task.path.exists():
                     yield task
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")

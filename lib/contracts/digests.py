@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,12 @@ def of_text(*texts: str) -> str:
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)
     return state.hexdigest()[:_LENGTH]
+
+
+def file_name(label: str) -> str:
+    """A readable file name: equal for equal labels, the label itself if that can be one."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", label) or "none"
+    return name if name == label and len(name) <= 60 else f"{name[:60]}-{of_text(label)[:8]}"
 
 
 def of_bytes(chunks: Iterable[bytes | memoryview]) -> str:

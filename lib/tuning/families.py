@@ -1,6 +1,5 @@
 """Families: subgraphs that share a cost model. Static: no measurements needed (FamilySeer, section 4.2)."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -69,7 +68,7 @@ def cluster(subgraphs: Sequence[Described], algorithm: str) -> list[str]:
     """
     if algorithm not in ALGORITHMS:
         raise ConfigError(f"--families must be one of {', '.join(sorted(ALGORITHMS))}, but got {algorithm!r}.")
-    return [_file_name(ALGORITHMS[algorithm](subgraph)) for subgraph in subgraphs]
+    return [digests.file_name(ALGORITHMS[algorithm](subgraph)) for subgraph in subgraphs]
 
 
 @register("core-operator")
@@ -119,8 +118,3 @@ def single(_subgraph: Described) -> str:
 def each(subgraph: Described) -> str:
     """One model for each subgraph; for ablation."""
     return subgraph.subgraph_id
-
-
-def _file_name(label: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", label) or "none"
-    return name if name == label and len(name) <= 60 else f"{name[:60]}-{digests.of_text(label)[:8]}"

@@ -6,9 +6,8 @@ whoever looks for a subgraph reads its files alone, however many others there ar
 holds, and a message.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -101,20 +100,20 @@ class Memory:
             if (part := self._read(path)) is not None:
                 yield part
 
-    def claimed(self, subgraphs: Mapping[str, str], on_wait: Callable[[], object]) -> AbstractContextManager[Any]:
+    @contextmanager
+    def claimed(self, subgraphs: Mapping[str, str], on_wait: Callable[[], object]) -> Iterator[None]:
         """Wait until nobody else measures one of these, so that nothing is measured twice.
 
         Args:
             subgraphs: Core operator by id.
         """
-        stack = ExitStack()
-        for subgraph_id, operator in sorted(subgraphs.items()):  # the same order for all: nobody waits in a circle
-            stack.enter_context(locks.exclusive(self._subgraph(operator, subgraph_id) / "lock", on_wait))
-        return stack
+        with ExitStack() as stack:
+            for subgraph_id, operator in sorted(subgraphs.items()):  # the same order for all: nobody waits in a circle
+                stack.enter_context(locks.exclusive(self._subgraph(operator, subgraph_id) / "lock", on_wait))
+            yield
 
     def _operator(self, operator: str) -> Path:
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", operator)
-        return self.folder / f"operator={name if name == operator else f'{name}-{digests.of_text(operator)[:8]}'}"
+        return self.folder / f"operator={digests.file_name(operator)}"
 
     def _subgraph(self, operator: str, subgraph_id: str) -> Path:
         return self._operator(operator) / f"subgraph={subgraph_id}"
