@@ -81,6 +81,7 @@ def test_an_operator_computes_what_onnx_says(known, stages, tmp_path, name):
         ("compress_0", "uses Compress, whose results"),
         ("batchnorm_example_training_mode", "is in training mode"),
         ("lstm_with_peepholes", "operators that cannot be imported: LSTM"),
+        ("roialign_mode_max", "uses RoiAlign with mode `max`"),
         ("reduce_sum_empty_set", r"has the shape \(2, 0, 4\): no elements"),
     ],
 )
