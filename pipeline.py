@@ -448,10 +448,11 @@ class ImportDatabase(DatabaseTask):
 class TuningTask(TunerTask):
     """Asks for rounds until the first of its limits is reached."""
 
-    trials: int = Int(
-        default=0, description=f"end after so many; 0: {TRIALS_PER_SUBGRAPH} a subgraph if no limit is set"
-    )
+    trials: int = Int(default=0, description="end after so many; 0: no limit")
     minutes: float = Float(default=0.0, description="end after so many minutes of tuning; 0: no limit")
+    trials_per_subgraph: int = Int(
+        default=TRIALS_PER_SUBGRAPH, description="if there is no limit: end after so many a subgraph, by its time"
+    )
 
     _finished = 0  # rounds that this process has seen complete
     _counted_on = ""  # what they stand on: a new extraction begins a new count
@@ -459,7 +460,9 @@ class TuningTask(TunerTask):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.budget = Budget(self.trials or None, 60 * self.minutes or None)
+        self.limits = Budget(self.trials or None, 60 * self.minutes or None)
+        if self.trials_per_subgraph < 1:
+            raise ConfigError(f"--trials-per-subgraph must be at least 1, but got {self.trials_per_subgraph}.")
 
     def complete(self) -> bool:
         try:
@@ -493,8 +496,8 @@ class TuningTask(TunerTask):
         self._finished = self.finished_rounds(self._finished if self._counted_on == now else 0)
         self._counted_on = now
         standing = self.standing()
-        console.progress().begin_round(self.budget, standing, is_relative=bool(self.models))
-        self.set_progress_percentage(standing.percentage(self.budget))
+        console.progress().begin_round(standing, is_relative=bool(self.models))
+        self.set_progress_percentage(standing.percentage)
         return standing
 
     def next_round(self) -> Iterator[luigi.Task]:
@@ -505,8 +508,8 @@ class TuningTask(TunerTask):
         """After the rounds that are finished."""
         so_far = history.load(self.past)
         found = self.members(so_far)
-        self.budget = self.budget.or_default([so_far.of(member.subgraph_id).n_recalled for member in found])
-        return budget.standing(self.past, found, self.budget, self.given.plan)
+        limits = self.limits.or_default(so_far, found, self.trials_per_subgraph)
+        return budget.standing(self.past, found, limits, self.given.plan)
 
     def members(self, so_far: History) -> list[Member]:
         """What is tuned."""
@@ -520,7 +523,7 @@ class TuneModel(TuningTask):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.budget = replace(self.budget, latency_s=self.target_latency_ms / 1e3 or None)
+        self.limits = replace(self.limits, latency_s=self.target_latency_ms / 1e3 or None)
 
     def is_delivered(self) -> bool:
         compiles = self.given.measured_on.can_compile

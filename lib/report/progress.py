@@ -33,10 +33,10 @@ class Progress:
     _begun: int = -1  # the round that such a line told of
     _exhausted: set[str] = field(default_factory=set)  # subgraphs of which that was told
 
-    def begin_round(self, budget: Budget, standing: Standing, *, is_relative: bool = False) -> None:
+    def begin_round(self, standing: Standing, *, is_relative: bool = False) -> None:
         """Take over what is known of the rounds before."""
         so_far = standing.spent
-        self.budget, self.round, self.trials = budget, so_far.n_rounds, so_far.trials
+        self.budget, self.round, self.trials = standing.budget, so_far.n_rounds, so_far.trials
         self.seconds, self.latency_s = so_far.seconds, so_far.latency_s
         self.failures, self._since = Counter(so_far.failures), time.monotonic()
         self.is_relative = is_relative

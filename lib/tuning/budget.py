@@ -10,9 +10,10 @@ from lib.contracts.errors import ConfigError
 from lib.contracts.files import RoundFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, TRAINING
 from lib.tuning import history, planning
+from lib.tuning.history import History
 from lib.tuning.planning import Member, PlanConfig
 
-TRIALS_PER_SUBGRAPH = 128  # when no limit is given
+TRIALS_PER_SUBGRAPH = 128  # on average, when no limit is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,31 @@ class Budget:
                 f"{self.trials or 0}, {(self.seconds or 0) / 60:g} and {(self.latency_s or 0) * 1e3:g}."
             )
 
-    def or_default(self, known: Sequence[int]) -> "Budget":
-        """The same, or a number of trials that grows with the model if there is no limit at all.
+    def or_default(self, past: History, members: Sequence[Member], each: int = TRIALS_PER_SUBGRAPH) -> "Budget":
+        """The same, or `default_trials` if there is no limit at all."""
+        return self if self != Budget() else Budget(trials=default_trials(past, members, each))
 
-        Args:
-            known: Measurements of each subgraph that the run began with.
-        """
-        if self != Budget():
-            return self
-        return Budget(trials=sum(max(0, TRIALS_PER_SUBGRAPH - n) for n in known))
+
+def default_trials(past: History, members: Sequence[Member], each: int) -> int:
+    """New trials that a run may have where nobody said how many: `each` for a subgraph, less what is known.
+
+    They are spread by the time that the subgraphs take, so that a new subgraph of a thousandth of the time does not ask
+    for as much as one of a half. One is known as far as its share of the trials, or `each`, was measured when the run
+    began.
+
+    Args:
+        past: Folded rounds, with what was recalled.
+    """
+    times = [m.weight * past.of(m.subgraph_id).best_s for m in members]
+    tried = all(past.of(m.subgraph_id).was_tried for m in members)
+    shares = [time if time < math.inf else 0.0 for time in times] if tried else [1.0] * len(members)
+    whole = sum(shares) or 1.0
+    missing = 0.0
+    for member, share in zip(members, shares, strict=True):
+        due = each * len(members) * share / whole
+        if due:
+            missing += due * max(0.0, 1 - past.of(member.subgraph_id).n_recalled / min(due, each))
+    return round(missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +96,14 @@ class Standing:
     """Whether a run goes on."""
 
     spent: Spent
+    budget: Budget
     ended: str  # why it is over: a limit, or that nothing is left to improve; empty if it goes on
     exhausted: Sequence[tuple[str, str]]  # subgraphs that ask for no more trials, with the reasons
 
-    def percentage(self, budget: Budget) -> int:
+    @property
+    def percentage(self) -> int:
         """How much of the trials is used up, of 100; 0 if they are not limited."""
-        return min(100, 100 * self.spent.trials // budget.trials) if budget.trials else 0
+        return min(100, 100 * self.spent.trials // self.budget.trials) if self.budget.trials else 0
 
 
 def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Budget, config: PlanConfig) -> Standing:
@@ -100,7 +119,7 @@ def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Bu
     over = _reached(budget, so_far) if tried else ""  # a model needs something of each
     if not over and not planning.plan_round(past, members, config):
         over = "no subgraph is left that can improve"
-    return Standing(so_far, over, [(subgraph_id, reason) for subgraph_id, reason in reasons if reason])
+    return Standing(so_far, budget, over, [(subgraph_id, reason) for subgraph_id, reason in reasons if reason])
 
 
 def _reached(budget: Budget, so_far: Spent) -> str:

@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 def begun(stream):
     progress = Progress(stream=stream)
     progress.begin_round(
-        Budget(trials=100, seconds=600), Standing(Spent(7, 40, 300.0, 0.0241, Counter(timeout=1)), "", [])
+        Standing(Spent(7, 40, 300.0, 0.0241, Counter(timeout=1)), Budget(trials=100, seconds=600), "", [])
     )
     return progress
 
@@ -39,11 +39,11 @@ def test_where_nobody_watches_each_round_and_each_minute_has_a_line_with_the_tim
     now = [1000.0]
     monkeypatch.setattr("lib.report.progress.time.monotonic", lambda: now[0])
     progress = begun(io.StringIO())
-    begin_again = Standing(Spent(7, 40, 300.0, 0.0241, Counter(timeout=1)), "", [])
+    begin_again = Standing(Spent(7, 40, 300.0, 0.0241, Counter(timeout=1)), progress.budget, "", [])
 
     for second in (1, 59, 61, 90, 130):  # the lines at 61 and 130 are written
         now[0] = 1000.0 + second
-        progress.begin_round(progress.budget, begin_again)  # as Luigi does after each stage of the round
+        progress.begin_round(begin_again)  # as Luigi does after each stage of the round
         progress.say("measuring")
     progress.note("ended")
     progress.end()

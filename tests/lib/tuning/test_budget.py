@@ -4,7 +4,8 @@ import pytest
 
 from lib.contracts.errors import ConfigError
 from lib.tuning import budget
-from lib.tuning.budget import Budget, Spent
+from lib.tuning.budget import Budget, Spent, default_trials
+from lib.tuning.history import History, SubgraphHistory
 from lib.tuning.planning import Member, PlanConfig
 from tests.lib.tuning.test_history import run as run  # a fixture: two rounds of subgraphs a and b
 
@@ -46,16 +47,43 @@ def test_no_run_is_over_before_each_subgraph_was_tried(run, monkeypatch):
     assert budget.standing(run.rounds(2), untried, Budget(trials=1), PLAN).ended == ""
 
 
+def past(**latency_and_known):
+    """A history in which each subgraph was tried, with its latency and what was known of it at the beginning."""
+    found = History()
+    for subgraph_id, (latency_s, known) in latency_and_known.items():
+        found.subgraphs[subgraph_id] = SubgraphHistory(n_trials=known, best_after=[latency_s], n_recalled=known)
+    return found
+
+
+def of(*subgraph_ids):
+    return [Member(subgraph_id, "f", 1) for subgraph_id in subgraph_ids]
+
+
 def test_without_any_limit_trials_grow_with_the_model_and_a_limit_stays_alone():
-    assert Budget().or_default([0] * 9) == Budget(trials=9 * budget.TRIALS_PER_SUBGRAPH)
-    assert Budget(seconds=60.0).or_default([0] * 9) == Budget(seconds=60.0)
+    untried, tried = History(), past(a=(1.0, 0), b=(9.0, 0))
+
+    assert Budget().or_default(untried, of("a", "b"), 128) == Budget(trials=256)
+    assert Budget().or_default(tried, of("a", "b"), 10) == Budget(trials=20)
+    assert Budget(seconds=60.0).or_default(tried, of("a", "b")) == Budget(seconds=60.0)
 
 
-def test_what_is_known_counts_for_the_default_and_all_known_is_no_trial_at_all(run, monkeypatch):
+def test_what_is_known_counts_for_the_default_by_the_time_it_is_of():
+    # Of 200 trials, 180 are due to the one of nine tenths of the time and 20 to the other.
+    assert default_trials(past(a=(9.0, 100), b=(1.0, 0)), of("a", "b"), 100) == 20
+    assert default_trials(past(a=(9.0, 50), b=(1.0, 20)), of("a", "b"), 100) == 90
+    assert default_trials(past(a=(9.0, 0), b=(1.0, 20)), of("a", "b"), 100) == 180
+    assert default_trials(past(a=(9.0, 100), b=(1.0, 10)), of("a", "b"), 100) == 10
+
+
+def test_what_never_worked_is_due_no_trials():
+    assert default_trials(past(a=(1.0, 0), b=(float("inf"), 0)), of("a", "b"), 100) == 200
+    assert default_trials(past(a=(1.0, 100), b=(float("inf"), 0)), of("a", "b"), 100) == 0
+
+
+def test_all_known_is_no_trial_at_all(run, monkeypatch):
     monkeypatch.setattr(budget, "spent", lambda *_: Spent(0, 0, 0.0, 3.0, Counter()))
-    n = budget.TRIALS_PER_SUBGRAPH
-    assert Budget().or_default([0, n - 8, 3 * n]) == Budget(trials=n + 8)
-    nothing = Budget().or_default([n, n])
+    nothing = Budget().or_default(past(a=(1.0, 128)), MEMBERS)
+
     assert nothing == Budget(trials=0)
     assert budget.standing(run.rounds(2), MEMBERS, nothing, PLAN).ended == "0 trials"
 
