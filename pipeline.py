@@ -27,6 +27,7 @@ from lib.contracts.tables import Provenance, made_from
 from lib.measure import factory
 from lib.options import Options, Table, options
 from lib.report import console
+from lib.report.nights import Outcome
 from lib.scheduling import Choice, Float, Int, MeasuringTask, StageTask, Text, is_asked_for, section, tell_unread
 from lib.tuning import budget, cost_model, history, planning, runs
 from lib.tuning.budget import TRIALS_PER_SUBGRAPH, Budget, Standing
@@ -38,6 +39,7 @@ from lib.tuning.planning import Member
 from lib.verification import CompileConfig
 from stages import (
     cluster,
+    compare,
     compile,
     export_database,
     extract,
@@ -377,7 +379,7 @@ class Report(FinalTask):
 
     @property
     def provenance(self) -> Provenance:
-        return Provenance(digests.of_file(self.given.shipped.compiled.manifest), SESSION)
+        return Provenance(report.inputs(self.given.shipped.compiled), SESSION)
 
     def is_current(self) -> bool:
         return self.requires().is_current() and manifest.is_current(self.path, self.provenance.inputs)
@@ -395,6 +397,24 @@ class Report(FinalTask):
         super().run()
         if not self.models:  # of which there is a summary
             console.show(report.shown(self.given.shipped))
+
+
+class CompareRuns(luigi.Task):
+    """Write a page with two runs side by side; done whenever it is asked for."""
+
+    first: str = Text(description="folder of a run: artifacts/<target>/<model>/runs/<run>")
+    second: str = Text(description="folder of another one")
+    page: str = Text(default="comparison.html", description="file to write")
+
+    _is_done = False
+
+    def complete(self) -> bool:
+        return self._is_done
+
+    def run(self) -> None:
+        written = compare.run(*(Path(folder).resolve() for folder in (self.first, self.second)), out=Path(self.page))
+        self._is_done = True
+        console.show(f"page: {written}")
 
 
 class DatabaseTask(TunerTask, MeasuringTask):
@@ -600,12 +620,13 @@ class TuneModels(TuningTask):
             raise ConfigError("--model, --shape and --weights are for one model; a list says them of each of its own.")
 
     def is_delivered(self) -> bool:
-        delivered = all(task.is_current() for task in self.deliveries()) and self.given.run_files.summary.exists()
-        return delivered and not summarize.failed(self.outcomes())
+        summarized = self.given.run_files.summarized
+        told = summarized.exists() and not manifest.damaged_files(summarized)
+        return told and all(task.is_current() for task in self.deliveries()) and not summarize.failed(self.outcomes())
 
     @property
     def kept(self) -> str:
-        return f"summary is {self.given.run_files.summary}"
+        return f"summary is {self.given.run_files.summary}, its page {self.given.run_files.night_page}"
 
     def run(self) -> Iterator[luigi.Task]:
         """See `TuneModel.run`."""
@@ -643,11 +664,12 @@ class TuneModels(TuningTask):
     def deliveries(self) -> list[DeliverModel]:
         return [task for _, task in self.listed()]
 
-    def outcomes(self) -> dict[str, summarize.Outcome]:
+    def outcomes(self) -> dict[str, Outcome]:
         """What came of each model, by name."""
-        found: dict[str, summarize.Outcome] = {row["name"]: (row["error"], None) for row in self.rows.to_pylist()}
+        found = {row["name"]: Outcome(row["error"]) for row in self.rows.to_pylist()}
         for row, task in self.listed():
-            found[row["name"]] = (manifest.read(task.path)["error"], task.given.shipped.compiled)
+            error = manifest.read(task.path)["error"]
+            found[row["name"]] = Outcome(error, task.given.model_files, task.given.shipped)
         return found
 
     def summarize(self) -> None:
@@ -656,8 +678,12 @@ class TuneModels(TuningTask):
         Raises:
             TunerError: Some models failed: the command's status is to tell.
         """
-        given, outcomes = self.given, self.outcomes()
-        summarize.run(given.tuned_files.models, self.past, outcomes, out=given.run_files.summary)
-        console.show(given.run_files.summary.read_text(encoding="utf-8"))
+        given, outcomes, so_far = self.given, self.outcomes(), history.load(self.past)
+        files = given.run_files
+        summarize.run(
+            given.tuned_files, given.clustered[0], self.members(so_far), self.past, outcomes, given.plan,
+            f"{len(outcomes)} models on {given.compile_target.name}", earlier=given.summaries, out=files,
+        )  # fmt: skip
+        console.show(f"{files.summary.read_text(encoding='utf-8')}\npage: {files.night_page}")
         if told := summarize.failed(outcomes):
-            raise TunerError(f"{told}. The others have their libraries; see {given.run_files.summary}.")
+            raise TunerError(f"{told}. The others have their libraries; see {files.summary}.")

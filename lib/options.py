@@ -159,6 +159,11 @@ class Options:
         return ModelFiles(self.artifacts / self.compile_target.name / "nights" / name)
 
     @property
+    def summaries(self) -> list[Path]:
+        """Records of all nights on this target."""
+        return sorted((self.artifacts / self.compile_target.name / "nights").glob("*/runs/*/summary.json"))
+
+    @property
     def subgraphs(self) -> Table:
         """The SUBGRAPHS table of what is tuned, with its schema."""
         return self.tuned_files.subgraphs, SUBGRAPHS

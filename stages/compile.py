@@ -21,6 +21,7 @@ from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
 from lib.machine import host, targets
+from lib.measure import peak
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
@@ -83,6 +84,7 @@ def run(
     so_far = history.load(past)
     with clock.spent("finalists"):
         choices = _choose_all(subgraphs, so_far, config, pool, say)
+        peak_flops = peak.flops(target, pool)
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
         built = Built(Path(work), model)
@@ -105,7 +107,7 @@ def run(
             tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, provenance)
     made = {"session": provenance.session, "clock": clock.read()}
     rounds = {"n_rounds": so_far.n_rounds, "n_trials": so_far.n_trials}
-    all_facts = {**made, **_how_to_run(out, interface, target), **rounds, **identity, **facts}
+    all_facts = {**made, **_how_to_run(out, interface, target), **rounds, "peak_flops": peak_flops, **identity, **facts}
     return manifest.write(out.manifest, provenance.inputs, all_facts, [out.library, out.params, out.results])
 
 

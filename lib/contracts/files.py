@@ -91,6 +91,16 @@ class RunFiles:
         """What came of several models that were tuned together."""
         return self.folder / "summary.txt"
 
+    @property
+    def night_page(self) -> Path:
+        """The same and more, for a browser."""
+        return self.folder / "summary.html"
+
+    @property
+    def summarized(self) -> Path:
+        """The manifest of both, with what a later page needs to know of this one."""
+        return self.folder / "summary.json"
+
     def outcome(self, model: str) -> Path:
         """What came of one of them."""
         return self.folder / "models" / f"{model}.json"
@@ -100,8 +110,13 @@ class RunFiles:
         return self.folder / "report.txt"
 
     @property
+    def page(self) -> Path:
+        """The same and more, for a browser."""
+        return self.folder / "report.html"
+
+    @property
     def reported(self) -> Path:
-        """The manifest of the report and its pictures."""
+        """The manifest of the report, its page and its pictures."""
         return self.folder / "report.json"
 
     @property

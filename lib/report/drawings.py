@@ -1,17 +1,22 @@
 """Pictures of a run: the tuning curve, and the subgraphs by family."""
 
+import io
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from lib.report.treemap import Box, layout
 
@@ -19,6 +24,71 @@ _DPI = 110
 _PALE = [colormaps["Set3"](i) for i in range(12)]  # black text stands on them
 _GREY = _PALE.pop(8)  # for all families that find no colour of their own
 _FONTS = (9.0, 8.0, 7.0, 6.0)  # sizes of labels, in points
+
+
+# Colours that an SVG leaves to the page, by those that Matplotlib writes in their place.
+_OF_THE_PAGE = {
+    "#010203": "currentColor",
+    "#010204": "var(--line)",
+    "#010205": "var(--first)",
+    "#010206": "var(--second)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A tuning curve: its points as `rows.curve_points` has them, and what the compiled model took in the end."""
+
+    name: str  # empty if there is only one
+    points: pa.Table
+    tuned_s: float
+
+
+def curves_svg(curves: Sequence[Curve], column: str, label: str) -> str:
+    """Up to two curves over a column, `seconds` or `trials`, as an SVG element in colours of the page around it."""
+    text, line, *colours = _OF_THE_PAGE
+    style = {"svg.fonttype": "none", "svg.hashsalt": label, "text.color": text, "axes.labelcolor": text,
+             "xtick.color": text, "ytick.color": text, "axes.edgecolor": line, "font.size": 9}  # fmt: skip
+    with rc_context(style):
+        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for curve, colour in zip(curves, colours, strict=False):
+            at, latency_ms = _corners(curve.points, column)
+            named = f"{curve.name}: " if curve.name else ""
+            axes.step(at, latency_ms, where="post", color=colour, label=f"{named}sum over subgraphs")
+            measured = f"{named}measured, {curve.tuned_s * 1e3:.2f} ms"
+            axes.axhline(curve.tuned_s * 1e3, color=colour, linestyle="--", linewidth=1, label=measured)
+        _log_scale(axes)
+        axes.set(xlabel=label, ylabel="latency, ms")
+        axes.set_xlim(left=0)
+        axes.grid(which="both", color=line, linewidth=0.5)
+        figure.legend(loc="outside upper left", ncols=2, frameon=False)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    svg = out.getvalue()
+    for placeholder, colour in _OF_THE_PAGE.items():
+        svg = svg.replace(placeholder, colour)
+    svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)  # which a second curve on the page has as well
+    return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="latency over {label}"', 1)
+
+
+def _log_scale(axes: Axes) -> None:
+    """Of latencies: labels at 1, 2 and 5 of each decade, or at all digits where there is less than one decade."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 8 * low else range(1, 10)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    if high < 1.3 * low:  # hardly a tick would be left
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _corners(points: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where a curve changes, its first and its last point: thousands of trials have some dozens of these."""
+    at, latency_ms = points[column].to_numpy(), points["latency_s"].to_numpy() * 1e3
+    kept = np.concatenate([[True], latency_ms[1:] != latency_ms[:-1]])
+    kept[-1] = True
+    return at[kept], latency_ms[kept]
 
 
 def draw_curve(points: pa.Table, measured: Mapping[str, Sequence[float]], title: str, out: Path) -> None:

@@ -1,6 +1,15 @@
-"""Text that a person reads."""
+"""Text that a person reads: tables, the report of a run, the summary of a night."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from lib.report.nights import ModelRow, NightRows
+from lib.report.rows import Accuracy, RunRows, SubgraphRow
+from lib.tir.numerics import VANISHING
+
+_OWN = ("extract", "recall", "worker start", "rest")  # seconds that no user asked for
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
@@ -13,3 +22,177 @@ def align(rows: Sequence[Sequence[str]]) -> str:
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def report(run: RunRows) -> str:
+    """All of a run."""
+    parts = [
+        f"{run.title}\n{_cost(run)}; {run.facts['device']}, {run.facts['threads']} threads",
+        subgraph_table(run.subgraphs),
+        model_lines(run),
+        accuracy_table(run.accuracies),
+        time_table(run.seconds),
+    ]
+    return "\n\n".join(parts)
+
+
+def _cost(run: RunRows) -> str:
+    """What a run measured, and what it knew before."""
+    known = f", {run.n_recalled} recalled from earlier runs" if run.n_recalled else ""
+    return f"{run.n_rounds} rounds, {run.n_trials} trials{known}"
+
+
+def subgraph_table(subgraphs: Sequence[SubgraphRow]) -> str:
+    """A line for each subgraph: where it stood, where it stands, and what it cost."""
+    header = (
+        "subgraph",
+        "family",
+        "calls",
+        "trials",
+        "recalled",
+        "failed",
+        "untuned us",
+        "tuned us",
+        "speed-up",
+        "GFLOP/s",
+        "note",
+    )
+    return align([header, *map(_subgraph_line, subgraphs)])
+
+
+def _subgraph_line(row: SubgraphRow) -> tuple[str, ...]:
+    before, after = row.untuned_s, row.tuned_s
+    return (
+        row.name,
+        row.family_id or "-",
+        str(row.calls),
+        str(row.trials),
+        str(row.recalled),
+        counted(row.failures),
+        f"{before * 1e6:,.1f}" if before else "-",
+        f"{after * 1e6:,.1f}" if after else "-",
+        f"{before / after:.1f}x" if before and after else "-",
+        f"{row.flops / 1e9:,.1f}" if row.flops else "-",
+        row.note,
+    )
+
+
+def counted(kinds: Mapping[str, int]) -> str:
+    """E.g. `3 crash, 2 timeout`; `0` if there is nothing to count."""
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()) if count) or "0"
+
+
+def model_lines(run: RunRows) -> str:
+    """The model as a whole: both latencies with their spread, and what was verified."""
+    facts, lines = run.facts, []
+    for name in ("untuned", "tuned"):
+        found = facts["latencies_s"][name]
+        how = spread(found)
+        if name == "untuned" and facts["untuned_estimated"]:
+            how = "estimated from its subgraphs"
+        if name == "untuned" and facts["untuned_is_lower_bound"]:
+            how = "at least: estimated from those of its subgraphs that could be timed"
+        lines.append(f"model {name:8s} {median(found) * 1e3:10.2f} ms  ({how})")
+    ratio = run.untuned_s / median(facts["latencies_s"]["tuned"])
+    how = "" if facts["untuned_estimated"] else ", timed in turn in one process"
+    lines.append(f"speed-up {ratio:.1f}x{how}; shipped: {facts['shipped']}")
+    if new := facts["latencies_s"].get("new"):
+        lines.append(f"the library of before stays: a new one took {median(new) * 1e3:.2f} ms beside it")
+    if facts["largest_output"] < VANISHING:
+        lines.append(f"the outputs vanish (the largest is {facts['largest_output']:.0e}): nothing could be compared")
+    else:
+        lines.append(f"largest difference of the outputs {facts['max_error']:.1e} of their largest value")
+    lines += _onnx_lines(run)
+    lines.append(f"failed candidates: {counted({failure.status: failure.count for failure in run.failures})}")
+    return "\n".join(lines)
+
+
+def _onnx_lines(run: RunRows) -> list[str]:
+    """What the file itself does, as ONNX means it, where the model came from one."""
+    onnx: Mapping[str, Any] | None = run.facts["onnx"]
+    if onnx is None:
+        return []
+    if onnx["failure"]:
+        return [f"not compared with the ONNX file: {onnx['failure']}"]
+    lines = [f"largest difference to {onnx['by']} {onnx['max_error']:.1e} of the largest value"]
+    if run.onnxruntime_s:
+        found, times = run.facts["latencies_s"]["onnxruntime"], run.onnxruntime_s / run.tuned_s
+        told = (
+            f"{onnx['by']:14s} {run.onnxruntime_s * 1e3:10.2f} ms  ({spread(found)}), {times:.2f} times the tuned "
+            "model's"
+        )
+        lines.insert(0, told)
+    return lines
+
+
+def spread(latencies_s: Sequence[float]) -> str:
+    """How many, and from where to where."""
+    return f"median of {len(latencies_s)}, {min(latencies_s) * 1e3:.2f} to {max(latencies_s) * 1e3:.2f}"
+
+
+def accuracy_table(accuracies: Sequence[Accuracy]) -> str:
+    """How well each family's model foretold the candidates of a round before it was trained on them."""
+    rows: list[tuple[str, ...]] = [("cost model of", "samples", "foretold", "pairs right", "rank corr.", "top recall")]
+    rows += [
+        (row.family_id, str(row.n_samples), str(row.n_foretold),
+         *(_share(value) for value in (row.pairwise, row.rank_correlation, row.top_recall)))
+        for row in accuracies
+    ]  # fmt: skip
+    return align(rows)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def time_table(seconds: Mapping[str, float]) -> str:
+    """Where the hours went."""
+    total = seconds["total"] or 1.0
+    rows = [("time", "s", "share")]
+    rows += [(kind, f"{value:,.1f}", f"{100 * value / total:.1f} %") for kind, value in seconds.items()]
+    own = sum(seconds[kind] for kind in _OWN)
+    return align(rows) + f"\nthe pipeline's own ({', '.join(_OWN)}): {100 * own / total:.1f} %"
+
+
+def summary(night: NightRows) -> str:
+    """All of a night."""
+    totals = (
+        f"{len(night.models)} models, {night.n_rounds} rounds, {night.n_trials} trials, {night.n_recalled} recalled "
+        f"from before\nsubgraphs: {night.n_subgraphs} in all, {night.n_different} different ones, {night.n_known} of "
+        "them known before"
+    )
+    header = ("model", "importance", "subgraphs", "trials", "recalled", "first ms", "now ms", "library ms",
+              "last page ms", "untuned ms", "ONNX Runtime ms", "error")  # fmt: skip
+    table = align([header, *map(_model_line, night.models)])
+    how = (
+        "first, now: estimates, sums over subgraphs, when all had been tried and at the end; the others are whole "
+        "models, timed in turn, but for the last page's, which is of another time"
+    )
+    return "\n\n".join([totals, f"{table}\n{how}", *(_failure(row) for row in night.models if row.error)])
+
+
+def _model_line(row: ModelRow) -> tuple[str, ...]:
+    return (
+        row.name,
+        f"{row.importance:g}",
+        str(row.n_subgraphs),
+        str(row.trials),
+        str(row.recalled),
+        *(
+            _ms(seconds)
+            for seconds in (
+                row.first_s, row.now_s, row.library_s, row.page_before_s, row.untuned_s, row.onnxruntime_s,
+            )
+        ),
+        "see below" if row.error else "-" if row.max_error is None else f"{row.max_error:.1e}",
+    )  # fmt: skip
+
+
+def _ms(seconds: float | None) -> str:
+    return f"{seconds * 1e3:,.2f}" if seconds is not None and seconds < math.inf else "-"
+
+
+def _failure(row: ModelRow) -> str:
+    """What failed, and whether a library of before is still there."""
+    kept = f"\nIts library of before is kept: {row.kept}" if row.kept else ""
+    return f"{row.name}: {row.error}{kept}"

@@ -97,8 +97,12 @@ def record(files: RunFiles, identity: Identity) -> None:
             partial.write_text(text)
 
 
+def settings_of(files: RunFiles) -> dict[str, Any] | None:
+    """The settings that name a run, by `[section] name`; None if they are not there or damaged."""
+    return _read(files.settings)
+
+
 def _read(path: Path) -> dict[str, Any] | None:
-    """The deciding settings of a run, flat; None if they are not there or damaged."""
     try:
         return _flat(json.loads(path.read_text())["deciding"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-import json
+from dataclasses import replace
 
 import matplotlib.image
 import numpy as np
@@ -6,8 +6,9 @@ import pytest
 
 from lib.contracts import manifest, tables
 from lib.contracts.files import RunFiles
-from lib.contracts.schemas import MEASUREMENTS, RESULTS, SUBGRAPHS
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, RESULTS, SUBGRAPHS
 from lib.contracts.tables import Provenance
+from lib.report import rows, text
 from lib.report.accounting import Record
 from lib.tuning import history
 from stages import compile, report
@@ -39,7 +40,12 @@ def test_the_report_has_a_line_for_each_subgraph_with_what_the_tables_say(starte
         assert result["family_id"] in line.split()
 
 
-@pytest.mark.parametrize("name", ["report.txt", "report.png", "families.png"])
+@pytest.fixture(scope="module")
+def found(started, reported):
+    return rows.collect(started.model, started.families, started.run.rounds(1), reported[1], "tiny_cnn")
+
+
+@pytest.mark.parametrize("name", ["report.txt", "report.html", "report.png", "families.png"])
 def test_a_report_is_current_while_all_of_it_is_whole(reported, name):
     folder, _ = reported
     path, whole = folder / name, (folder / name).read_bytes()
@@ -53,38 +59,105 @@ def test_a_report_is_current_while_all_of_it_is_whole(reported, name):
     assert manifest.is_current(folder / "report.json", "the digest")
 
 
-def test_outputs_that_vanish_are_told_as_not_compared(started, reported):
-    _, compiled = reported
-    facts = manifest.read(compiled.manifest)
-    so_far = history.load(started.run.rounds(1))
+def test_rows_say_of_each_subgraph_what_the_tables_say(started, reported, found):
+    measured = tables.read(started.run.round(0).measurements, MEASUREMENTS).to_pylist()
+    made = tables.read(started.run.round(0).candidates, CANDIDATES).to_pylist()
+    origins = {row["candidate_id"]: row["origin"] for row in made}
+    results = {row["subgraph_id"]: row for row in tables.read(reported[1].results, RESULTS).to_pylist()}
 
-    assert "largest difference of the outputs" in report.model_lines(facts, so_far)
-    assert "the outputs vanish (the largest is 1e-40): nothing could be compared" in report.model_lines(
-        {**facts, "largest_output": 1e-40}, so_far
+    for row in found.subgraphs:
+        own = [each for each in measured if each["subgraph_id"] == row.subgraph_id]
+        fastest = sorted(np.median(each["latencies"]) for each in own if each["latencies"])
+        shipped = results[row.subgraph_id]["candidate_id"]
+        assert row.trials == len(own)
+        assert row.recalled == 0
+        assert [each.latency_s for each in row.best] == pytest.approx(fastest[:5])
+        assert row.origin == (origins[shipped] if shipped else "untuned")
+        assert (row.program is None) == (shipped is None)
+    assert any(row.program and row.program.tile for row in found.subgraphs)
+
+
+def test_rows_count_the_bytes_of_inputs_weights_and_results(started, found):
+    [row] = [row for row in found.subgraphs if row.operator.startswith("matmul")]
+    main = rows.tvm.ir.load_json(
+        next(each["workload"] for each in tables.read(started.model.subgraphs, SUBGRAPHS).to_pylist()
+             if each["subgraph_id"] == row.subgraph_id)
+    )["main"]  # fmt: skip
+    shapes = [[int(extent) for extent in param.ty.shape] for param in main.params]
+
+    assert row.moved_bytes == 4 * sum(np.prod(shape) for shape in shapes)
+    assert found.dtypes == ("float32",)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("int8", 1), ("bool", 1), ("float8_e4m3fn", 1), ("int64", 8)]
+)
+def test_the_size_of_an_element_is_told_by_its_kind(dtype, size):
+    assert rows._itemsize(dtype) == size
+
+
+def test_what_was_recalled_is_of_the_memory(started, tmp_path):
+    recalled = RunFiles(tmp_path).recalled
+    recalled.folder.mkdir(parents=True)
+    first = started.run.round(0)
+    recalled.candidates.write_bytes(first.candidates.read_bytes())
+    made = tables.read(first.candidates, CANDIDATES).select(["candidate_id", "origin"]).to_pylist()
+
+    found = rows._made({row["candidate_id"] for row in made}, [recalled])
+
+    assert {row["origin"] for row in made} > {"untuned"}
+    assert {row["origin"] for row in found.values()} == {"untuned", "memory"}
+
+
+def test_failures_are_told_by_kind_with_an_example(started, tmp_path):
+    first, spoilt = started.run.round(0), RunFiles(tmp_path).round(0)
+    measured = tables.read(first.measurements, MEASUREMENTS).to_pylist()
+    for n, row in enumerate(measured[:3]):
+        row.update(status="crash" if n else "timeout", latencies=[], error=f"error {min(n, 1)}")
+    tables.write(rows.pa.Table.from_pylist(measured, schema=MEASUREMENTS), spoilt.measurements, MEASUREMENTS,
+                 Provenance())  # fmt: skip
+    names = {row["subgraph_id"]: "a subgraph" for row in measured}
+
+    crash, timeout = rows.failures([spoilt], names)
+
+    assert (crash.status, crash.count, crash.subgraphs, crash.example) == ("crash", 2, ("a subgraph",), "error 1")
+    assert (timeout.status, timeout.count) == ("timeout", 1)
+
+
+def test_a_schedule_that_cannot_be_replayed_is_no_reason_to_write_no_page(started):
+    workload = tables.read(started.model.subgraphs, SUBGRAPHS).to_pylist()[0]["workload"]
+
+    found = rows._program(rows.tvm.ir.load_json(workload)["main"], '[[["NoSuchInstruction", [], [], []]], []]')
+
+    assert found.tile == ""
+    assert found.loops[0].startswith("cannot be shown: ")
+
+
+def test_outputs_that_vanish_are_told_as_not_compared(found):
+    assert "largest difference of the outputs" in text.model_lines(found)
+    assert "the outputs vanish (the largest is 1e-40): nothing could be compared" in text.model_lines(
+        replace(found, facts={**found.facts, "largest_output": 1e-40})
     )
 
 
-def test_the_latency_of_onnx_runtime_stands_beside_ours(started, reported):
-    _, compiled = reported
-    facts = manifest.read(compiled.manifest)
-    so_far = history.load(started.run.rounds(1))
+def test_the_latency_of_onnx_runtime_stands_beside_ours(found):
     peer = {"by": "ONNX Runtime 1.31.1", "max_error": 3e-6, "failure": ""}
-    latencies = {**facts["latencies_s"], "tuned": [0.010], "onnxruntime": [0.012, 0.011, 0.013]}
+    latencies = {**found.facts["latencies_s"], "tuned": [0.010], "onnxruntime": [0.012, 0.011, 0.013]}
+    facts = {**found.facts, "onnx": peer, "latencies_s": latencies, "shipped": "tuned"}
 
-    text = report.model_lines({**facts, "onnx": peer, "latencies_s": latencies}, so_far)
-    failed = report.model_lines({**facts, "onnx": {**peer, "failure": "it takes more than 60 s"}}, so_far)
+    told = text.model_lines(replace(found, facts=facts))
+    failed = text.model_lines(replace(found, facts={**facts, "onnx": {**peer, "failure": "it takes more than 60 s"}}))
 
-    assert "ONNX Runtime 1.31.1      12.00 ms  (median of 3, 11.00 to 13.00), 1.20 times the tuned model's" in text
-    assert "largest difference to ONNX Runtime 1.31.1 3.0e-06 of the largest value" in text
+    assert "ONNX Runtime 1.31.1      12.00 ms  (median of 3, 11.00 to 13.00), 1.20 times the tuned model's" in told
+    assert "largest difference to ONNX Runtime 1.31.1 3.0e-06 of the largest value" in told
     assert "not compared with the ONNX file: it takes more than 60 s" in failed
-    assert "ONNX" not in report.model_lines(facts, so_far)
+    assert "ONNX" not in text.model_lines(found)
 
 
 def test_the_times_add_up(reported, started):
     folder, compiled = reported
-    records = report.clocks(
-        started.model, started.families, started.run.rounds(1), json.loads(compiled.manifest.read_text())
-    )
+    facts = manifest.read(compiled.manifest)
+    records = rows.clocks([started.model.subgraphs], started.families, started.run.rounds(1), [facts])
     lines = (folder / "report.txt").read_text().splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("time "))
     shares = [line.split() for line in lines[start + 2 : -1]]
@@ -99,14 +172,14 @@ def test_the_times_add_up(reported, started):
 def test_the_curve_falls_and_ends_at_the_sum_of_the_best(started):
     rounds = started.run.rounds(1)
     weights = {r["subgraph_id"]: r["weight"] for r in tables.read(started.model.subgraphs, SUBGRAPHS).to_pylist()}
-    row = tables.read(rounds[0].measurements, MEASUREMENTS).to_pylist()
-    record = Record("s", "measure", {"started": row[0]["measured_at"] - 1, "total": 1000.0})
+    measured = tables.read(rounds[0].measurements, MEASUREMENTS).to_pylist()
+    record = Record("s", "measure", {"started": measured[0]["measured_at"] - 1, "total": 1000.0})
 
-    points = report.curve_points(rounds, weights, [record]).to_pandas()
+    points = rows.curve_points(rounds, weights, [record]).to_pandas()
 
     assert (points["latency_s"].diff().dropna() <= 0).all()
     assert (points["seconds"].diff().dropna() >= 0).all()
-    assert points["trials"].iloc[-1] == len(row)
+    assert points["trials"].iloc[-1] == len(measured)
     assert points["latency_s"].iloc[-1] == pytest.approx(history.model_latency_s(history.load(rounds), weights))
 
 
