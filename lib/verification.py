@@ -58,8 +58,13 @@ class Estimate:
 class Built:
     """What is built before one of it is shipped."""
 
-    def __init__(self, folder: Path, model: ModelFiles) -> None:
+    def __init__(self, folder: Path, model: ModelFiles, interface: Sequence[Mapping[str, Any]]) -> None:
+        """Write the inputs on which the libraries are checked: the same for the same model."""
         self.folder, self.weights = folder, model.weights
+        self.inputs = folder / "inputs.npz"
+        values = [random_values(tuple(i["shape"]), i["dtype"], i["bound"], seed=n) for n, i in enumerate(interface)]
+        np.savez(self.inputs, *values)
+        self.expected = folder / "expected.npz"  # of the model in plain loops; may be known from before
         self.module, self.reference = model.module, model.module  # as JSON
         self.reference_weights = model.weights
         if model.reference.exists():  # convolutions are computed otherwise than the model has them
@@ -79,7 +84,6 @@ class Built:
 
 def verify(
     built: Built,
-    interface: Sequence[Mapping[str, Any]],
     untuned: Estimate,
     config: CompileConfig,
     pool: Pool,
@@ -100,28 +104,23 @@ def verify(
     Raises:
         VerificationError: They differ by more than the tolerance, or one of them does not run.
     """
-    inputs = built.folder / "inputs.npz"
-    np.savez(
-        inputs,
-        *[random_values(tuple(i["shape"]), i["dtype"], i["bound"], seed=n) for n, i in enumerate(interface)],
-    )
-    runs_untuned = built.untuned.exists() and _ends_in_time(built, inputs, config, pool)
+    runs_untuned = built.untuned.exists() and _ends_in_time(built, config, pool)
     try:
         with ExitStack() as stack:
             peer = Peer(onnx, stack.enter_context(onnx_peer.opened(onnx, _ONNX_TIMEOUT_S))) if onnx else None
             if peer:
-                peer.infer(inputs, built.folder / "outputs-onnx.npz")
+                peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
             session = stack.enter_context(pool.models(config.timeout_s))
-            error, largest = _difference(session, built, inputs, config.tolerance)
+            error, largest = _difference(session, built, config.tolerance)
             if peer:
-                peer.compare(list(np.load(built.folder / "outputs-checked.npz").values()), config.tolerance)
-            error_before = _error_of(previous, built, inputs, config, pool) if previous else None
+                peer.compare(list(np.load(built.expected).values()), config.tolerance)
+            error_before = _error_of(previous, built, config, pool) if previous else None
             libraries = {"tuned": built.library("tuned")}
             if runs_untuned:
                 libraries["untuned"] = built.library("untuned")
             if previous and error_before is not None:
                 libraries["previous"] = previous.library, previous.params
-            latencies = _latencies(session, libraries, inputs, config.turns, peer)
+            latencies = _latencies(session, libraries, built.inputs, config.turns, peer)
     except ModelFailed as failure:
         raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
     if not runs_untuned:
@@ -196,46 +195,47 @@ class Peer:
         return {"by": self._by, "max_error": self._max_error, "failure": self._failure}
 
 
-def _ends_in_time(built: Built, inputs: Path, config: CompileConfig, pool: Pool) -> bool:
+def _ends_in_time(built: Built, config: CompileConfig, pool: Pool) -> bool:
     """Whether an untuned inference does, in a process of its own: what goes wrong there costs nothing but the time."""
     try:
         with pool.models(config.untuned_timeout_s) as session:
-            session.open_library("untuned", *built.library("untuned"), inputs)
+            session.open_library("untuned", *built.library("untuned"), built.inputs)
             session.infer("untuned", built.folder / "outputs-untuned.npz")
     except ModelFailed:
         return False
     return True
 
 
-def _error_of(previous: CompiledFiles, built: Built, inputs: Path, config: CompileConfig, pool: Pool) -> float | None:
+def _error_of(previous: CompiledFiles, built: Built, config: CompileConfig, pool: Pool) -> float | None:
     """Largest difference of a library's outputs to those in plain loops; none if it does not run, or differs by more
     than the tolerance. In a process of its own, so that it costs nothing if it crashes.
     """
     out = built.folder / "outputs-previous.npz"
     try:
         with pool.models(config.timeout_s) as session:
-            session.open_library("previous", previous.library, previous.params, inputs)
+            session.open_library("previous", previous.library, previous.params, built.inputs)
             session.infer("previous", out)
     except ModelFailed:
         return None
-    found, expected = (list(np.load(path).values()) for path in (out, built.folder / "outputs-checked.npz"))
+    found, expected = (list(np.load(path).values()) for path in (out, built.expected))
     error = max(map(relative_error, found, expected), default=0.0) if len(found) == len(expected) else math.inf
     return error if error <= config.tolerance else None
 
 
-def _difference(session: ModelSession, built: Built, inputs: Path, tolerance: float) -> tuple[float, float]:
+def _difference(session: ModelSession, built: Built, tolerance: float) -> tuple[float, float]:
     """Largest difference of the tuned model's outputs to those in plain loops, over the largest of these; and this.
 
     Raises:
         VerificationError: It is above the tolerance, or an output has no finite element to compare.
     """
     session.pack_weights(built.tuned, built.weights, out=built.packed)
-    outputs = []
-    for name in ("tuned", "checked"):
-        out = built.folder / f"outputs-{name}.npz"
-        session.open_library(name, *built.library(name), inputs)
-        session.infer(name, out)
-        outputs.append(list(np.load(out).values()))
+    found = built.folder / "outputs-tuned.npz"
+    session.open_library("tuned", *built.library("tuned"), built.inputs)
+    session.infer("tuned", found)
+    if not built.expected.exists():
+        session.open_library("checked", *built.library("checked"), built.inputs)
+        session.infer("checked", built.expected)
+    outputs = [list(np.load(path).values()) for path in (found, built.expected)]
     for n, expected in enumerate(outputs[1]):
         if expected.size and not np.isfinite(expected.astype(np.float64)).any():
             raise VerificationError(

@@ -1,12 +1,11 @@
 """The best of each subgraph, measured again and checked, in one library that is verified and never slower."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from lib import building, deploy
 from lib.contracts import digests, manifest, settings, tables
 from lib.contracts.clock import Clock
 from lib.contracts.errors import CompilationError, TunerError
-from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles
+from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
@@ -25,29 +24,14 @@ from lib.measure import peak
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
-from lib.tir.traces import EMPTY_TRACE
 from lib.tuning import history
-from lib.tuning.history import History
 from lib.tuning.members import join
 from lib.verification import Built, CompileConfig, Estimate, verify
+from lib.winners import Choice, choose_all
 
 Say = Callable[[str], None]
 
-_HOPELESS = 10  # times as slow as the fastest candidate: an untuned program that is not timed again
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A row of RESULTS; see there for units."""
-
-    subgraph_id: str
-    family_id: str
-    candidate_id: str | None
-    untuned_s: float | None
-    tuned_s: float | None
-    max_error: float | None
-    note: str
-    trace: str = ""  # empty: the untuned schedule is shipped
+_MOST_EXPECTED = 64 << 20  # bytes of outputs that are kept
 
 
 def run(
@@ -82,21 +66,25 @@ def run(
     clock = Clock()
     subgraphs = join(tables.read(model.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES))
     so_far = history.load(past)
+    kept = RunFiles(past[0].run).finalists if past else None
     with clock.spent("finalists"):
-        choices = _choose_all(subgraphs, so_far, config, pool, say)
+        choices = choose_all(subgraphs, so_far, config, pool, say, kept)
         peak_flops = peak.flops(target, pool)
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
-        built = Built(Path(work), model)
         interface = deploy.interface(tvm.ir.load_json(model.module.read_text()))
+        built = Built(Path(work), model, interface)
+        identity = {"model": _digest(model), "conditions": pool.conditions.id}
+        expected_from = digests.of_text(*identity.values(), digests.of_file(built.inputs))
+        _recall_expected(model, expected_from, built)
         with clock.spent("build"):
             say("compiling the model")
             untuned = estimate(subgraphs, choices)
             _build(built, subgraphs, choices, target, config, runs_untuned=untuned.at_most(config.once_above_s))
         with clock.spent("verify"):
             say("checking the model and timing it beside the untuned one")
-            identity = {"model": _digest(model), "conditions": pool.conditions.id}
-            facts = verify(built, interface, untuned, config, pool, onnx, _shipped_before(out, identity))
+            facts = verify(built, untuned, config, pool, onnx, _shipped_before(out, identity))
+            _keep_expected(model, expected_from, built)
         if facts["shipped"] == "untuned":
             if not built.untuned.exists():
                 _build_all([BuildModel(built.reference, built.untuned)], target, config)
@@ -116,6 +104,25 @@ def _digest(model: ModelFiles) -> str:
     return digests.of_text(digests.of_state(model.module), digests.of_state(model.weights))
 
 
+def _recall_expected(model: ModelFiles, made_from: str, built: Built) -> None:
+    """What the model should compute, if it was computed for a library before: a large one takes minutes for that."""
+    try:
+        is_same = manifest.read(model.expected_from)["inputs"] == made_from
+        if is_same and not manifest.damaged_files(model.expected_from):
+            shutil.copyfile(model.expected, built.expected)
+    except TunerError:
+        return
+
+
+def _keep_expected(model: ModelFiles, made_from: str, built: Built) -> None:
+    """For the next library of the model."""
+    if built.expected.stat().st_size > _MOST_EXPECTED or not built.checked.exists():
+        return
+    with tables.written_whole(model.expected) as partial:
+        shutil.copyfile(built.expected, partial)
+    manifest.write(model.expected_from, made_from, {}, [model.expected])
+
+
 def _shipped_before(out: CompiledFiles, identity: Mapping[str, str]) -> CompiledFiles | None:
     """What is there, if it is tuned, whole, and of the same model under the same conditions."""
     try:
@@ -125,22 +132,6 @@ def _shipped_before(out: CompiledFiles, identity: Mapping[str, str]) -> Compiled
         return None
     is_same = all(found.get(key) == value for key, value in identity.items())
     return out if is_whole and is_same and found["shipped"] != "untuned" else None
-
-
-def _choose_all(
-    subgraphs: Sequence[Mapping[str, Any]], so_far: History, config: CompileConfig, pool: Pool, say: Say
-) -> list[Choice]:
-    """What is shipped of each subgraph; several are compiled and checked side by side, and timed one at a time."""
-    choices = []
-    with ThreadPoolExecutor(pool.width) as executor:
-        try:
-            chosen = [executor.submit(choose, subgraph, so_far, config, pool) for subgraph in subgraphs]
-            for n, choice in enumerate(chosen, start=1):
-                say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
-                choices.append(choice.result())
-        finally:
-            executor.shutdown(cancel_futures=True)  # after an error the others are not waited for
-    return choices
 
 
 def estimate(subgraphs: Sequence[Mapping[str, Any]], choices: Sequence[Choice]) -> Estimate:
@@ -168,10 +159,9 @@ def _build(
     traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
     chosen = built.folder / "traces.json"
     chosen.write_text(json.dumps(traces))
-    orders = [
-        BuildModel(built.module, built.tuned, chosen, pack=True),
-        BuildModel(built.reference, built.checked, in_plain_loops=True),
-    ]
+    orders = [BuildModel(built.module, built.tuned, chosen, pack=True)]
+    if not built.expected.exists():
+        orders.append(BuildModel(built.reference, built.checked, in_plain_loops=True))
     if runs_untuned:  # an untuned ViT takes minutes
         orders.append(BuildModel(built.reference, built.untuned))
     _build_all(orders, target, config)
@@ -210,46 +200,6 @@ def _how_to_run(
 def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
     """Digest of what a model is compiled from: the last round stands on all before it."""
     return digests.of_text(settings.digest(settings.deciding(config)), tables.made_from((past[-1].training, TRAINING)))
-
-
-def choose(subgraph: Mapping[str, Any], so_far: History, config: CompileConfig, pool: Pool) -> Choice:
-    """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run.
-
-    Args:
-        subgraph: A row of SUBGRAPHS with its family, as `members.join` has it.
-
-    An untuned program that was ten times as slow as the best when it was measured is not timed again: a naive loop nest
-    of a large convolution takes seconds a run, and its place is known.
-    """
-    subgraph_id, family_id, workload = (subgraph[key] for key in ("subgraph_id", "family_id", "workload"))
-    untuned = Choice(subgraph_id, family_id, None, None, None, None, subgraph["note"])
-    past = so_far.of(subgraph_id)
-    finalists = [p for p in past.fastest if p.trace != EMPTY_TRACE][: config.finalists]
-    if not subgraph["tunable"]:
-        return untuned
-    if not finalists:
-        return replace(untuned, note="no candidate worked")
-    traces = [program.trace for program in finalists]
-    beaten = past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s
-    latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else EMPTY_TRACE)
-    base_s = past.untuned_s if beaten else median(base) if base else None
-    ranked = sorted(
-        (median(found), program.candidate_id, program.trace)
-        for found, program in zip(latencies, finalists, strict=True)
-        if found
-    )
-    wrong = 0
-    for latency_s, candidate_id, trace in ranked:
-        if base_s is not None and latency_s >= base_s:
-            break
-        error = pool.check(workload, trace, config.timeout_s)
-        if error is None or error > config.tolerance:
-            wrong += 1
-            continue
-        note = f"{wrong} faster with wrong results" if wrong else ""
-        return Choice(subgraph_id, family_id, candidate_id, base_s, latency_s, error, note, trace)
-    note = f"{wrong} with wrong results" if wrong else "none was faster than the untuned one"
-    return replace(untuned, untuned_s=base_s, tuned_s=base_s, note=note)
 
 
 def ship(built: Built, name: str, out: CompiledFiles) -> None:

@@ -135,6 +135,27 @@ def test_a_run_that_loses_all_devices_stops_and_the_same_command_continues(tmp_p
     }.items()
 
 
+def test_two_hosts_share_a_device_which_times_one_candidate_at_a_time(tmp_path):
+    """Each has locks and artifacts of its own, as hosts have; models of other seeds, so that both have work."""
+    farm, processes = Farm(servers=1), []
+    for seed in ("0", "1"):
+        host_folder = tmp_path / seed
+        host_folder.mkdir()
+        surroundings = {**environment(host_folder), "TUNER_LOCKS": str(host_folder)}
+        command = luigi_command(*TUNE, "--seed", seed, "--devices", farm.address)
+        processes.append(subprocess.Popen(
+            command, cwd=ROOT, env=surroundings, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ))  # fmt: skip
+    told = [process.communicate(timeout=250) for process in processes]
+    farm.close()
+
+    assert [process.returncode for process in processes] == [0, 0], told
+    found = [rows(run_of(tmp_path / seed), 0) for seed in ("0", "1")]
+    timed = [[(row["measured_at"] - row["run_s"], row["measured_at"]) for row in each] for each in found]
+    assert {row["status"] for each in found for row in each} == {"ok"}
+    assert not overlaps(*timed)  # one candidate at a time
+
+
 def journals(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "artifacts").rglob("measurements.jsonl"))
 

@@ -44,6 +44,16 @@ class ModelFiles:
         """The weights of `reference` that are others in `weights`."""
         return self.folder / "kernels.npz"
 
+    @property
+    def expected(self) -> Path:
+        """What the model makes of the inputs on which libraries are checked."""
+        return self.folder / "expected.npz"
+
+    @property
+    def expected_from(self) -> Path:
+        """The manifest of that."""
+        return self.folder / "expected.json"
+
     def families(self, algorithm: str) -> Path:
         return self.folder / f"families-{algorithm}.parquet"
 
@@ -76,6 +86,11 @@ class RunFiles:
     def past(self, count: int) -> list["RoundFiles"]:
         """What was recalled, and the first `count` rounds."""
         return [self.recalled, *self.rounds(count)]
+
+    @property
+    def finalists(self) -> Path:
+        """What was chosen of each subgraph when its best were timed again."""
+        return self.folder / "finalists"
 
     @property
     def compiled(self) -> "CompiledFiles":

@@ -1,6 +1,5 @@
 import json
 import shutil
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,9 +16,7 @@ from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import RESULTS, SUBGRAPHS
 from lib.graph.algorithms import AlgorithmConfig
 from lib.models.source import Source
-from lib.tir import traces
 from lib.tir.numerics import random_values, relative_error
-from lib.tuning import history
 from stages import cluster, compile, extract, generate, measure, train
 from stages.compile import CompileConfig
 from tests.lib.models.test_onnx_import import block
@@ -93,6 +90,34 @@ def test_a_library_that_crashes_now_is_replaced_whatever_it_was(started, cpu, po
 
     assert manifest.read(out.manifest)["shipped"] == "tuned"
     assert out.library.read_bytes() != b"no library"
+
+
+def test_what_a_model_should_compute_is_computed_once_and_again_if_that_is_damaged(
+    started, cpu, pool, tmp_path, monkeypatch
+):
+    model = ModelFiles(tmp_path / "model")
+    shutil.copytree(started.model.folder, model.folder, ignore=shutil.ignore_patterns("expected.*", "runs"))
+    real, built = compile.building.build_all, []
+
+    def watched(orders, target, **limits):
+        built.append(sorted(order.library.stem for order in orders))
+        return real(orders, target, **limits)
+
+    monkeypatch.setattr(compile.building, "build_all", watched)
+
+    def error():
+        compile.run(
+            model, started.families, started.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE,
+            out=CompiledFiles(tmp_path / "compiled"),
+        )  # fmt: skip
+        return manifest.read(tmp_path / "compiled" / "manifest.json")["max_error"]
+
+    first, second = error(), error()
+    model.expected.write_bytes(model.expected.read_bytes()[:-1] + b"?")
+    third = error()
+
+    assert ["checked" in each for each in built] == [True, False, True]
+    assert first == second == third
 
 
 def test_the_manifest_says_what_was_verified_and_how_fast_it_is(compiled, cpu):
@@ -215,48 +240,6 @@ def test_a_model_that_does_not_run_is_not_shipped(started, cpu, pool, tmp_path, 
     assert not out.manifest.exists()
 
 
-class Slow:
-    """A pool in which no candidate beats the untuned program."""
-
-    def compare(self, workload, traces, repeats, *, baseline):
-        return [[2.0] * repeats for _ in traces], [1.0, 1.0]
-
-
-class Wrong:
-    """A pool in which the fastest candidate computes something else."""
-
-    def __init__(self):
-        self.checked = []
-
-    def compare(self, workload, traces, repeats, *, baseline):
-        return [[0.1 * (n + 1)] * repeats for n in range(len(traces))], [1.0, 1.0]
-
-    def check(self, workload, trace, timeout_s):
-        self.checked.append(trace)
-        return 0.5 if len(self.checked) == 1 else 1e-7
-
-
-def first_choice(started, pool):
-    [subgraph] = tables.read(started.model.subgraphs, SUBGRAPHS).slice(0, 1).to_pylist()
-    past = deepcopy(history.load(started.run.rounds(1)))
-    past.of(subgraph["subgraph_id"]).untuned_s = None  # not known to be far behind: it is timed again
-    return compile.choose({**subgraph, "family_id": "conv2d"}, past, replace(QUICK, finalists=2), pool)
-
-
-def test_a_subgraph_that_got_no_faster_ships_the_untuned_schedule(started):
-    choice = first_choice(started, Slow())
-
-    assert (choice.candidate_id, choice.trace) == (None, "")
-    assert choice.note == "none was faster than the untuned one"
-
-
-def test_a_candidate_with_wrong_results_is_passed_over(started):
-    choice = first_choice(started, Wrong())
-
-    assert choice.tuned_s == pytest.approx(0.2)
-    assert choice.note == "1 faster with wrong results"
-
-
 def test_a_model_that_computes_something_else_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
     real = compile.building.build_all
 
@@ -277,24 +260,3 @@ def test_a_model_that_computes_something_else_is_not_shipped(started, cpu, pool,
 
     assert not out.manifest.exists()
     assert not out.library.exists()
-
-
-@pytest.mark.parametrize(("times", "baseline"), [(2, traces.EMPTY_TRACE), (20, None)])
-def test_the_baseline_is_the_untuned_program_if_it_was_not_far_behind(started, pool, times, baseline):
-    seen = []
-    [subgraph] = tables.read(started.model.subgraphs, SUBGRAPHS).slice(0, 1).to_pylist()
-    past = deepcopy(history.load(started.run.rounds(1)))
-    of_subgraph = past.of(subgraph["subgraph_id"])
-    of_subgraph.untuned_s = times * min(p.latency_s for p in of_subgraph.fastest if p.trace != traces.EMPTY_TRACE)
-
-    class Watched:
-        def compare(self, workload, traces, repeats, *, baseline):
-            seen.append(baseline)
-            return pool.compare(workload, traces, repeats, baseline=baseline)
-
-        check = staticmethod(pool.check)
-
-    choice = compile.choose({**subgraph, "family_id": "conv2d"}, past, QUICK, Watched())
-
-    assert seen == [baseline]
-    assert (choice.untuned_s == of_subgraph.untuned_s) == (baseline is None)

@@ -88,8 +88,8 @@ def extracted(cpu, tmp_path_factory):
     return files
 
 
-def interface_of(built):
-    return deploy.interface(tvm.ir.load_json(built.module.read_text()))
+def interface_of(files):
+    return deploy.interface(tvm.ir.load_json(files.module.read_text()))
 
 
 def made(built, cpu, wrong=None):
@@ -103,11 +103,11 @@ def made(built, cpu, wrong=None):
 
 def verify(extracted, cpu, pool, folder, *, wrong=None, zero_mask=False):
     """The largest difference that is found; with inputs as they were once made, if asked for: masks all zero."""
-    built = made(Built(folder, extracted), cpu, wrong)
-    interface = interface_of(built)
+    interface = interface_of(extracted)
     if zero_mask:
         interface = [{**given, "bound": 1} if given["values"] == "mask" else given for given in interface]
-    return compile.verify(built, interface, Estimate(1.0), CONFIG, pool)["max_error"]
+    built = made(Built(folder, extracted, interface), cpu, wrong)
+    return compile.verify(built, Estimate(1.0), CONFIG, pool)["max_error"]
 
 
 @pytest.mark.parametrize("wrong", ["query", "key", "value"])
@@ -150,8 +150,8 @@ def scaled(path, value):
 def verified(cpu, pool, folder, value):
     files = ModelFiles(folder / "model")
     extract.run(Source(str(scaled(folder / "m.onnx", value))), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=files)
-    built = made(Built(folder, files), cpu)
-    return compile.verify(built, interface_of(built), Estimate(1.0), CONFIG, pool)
+    built = made(Built(folder, files, interface_of(files)), cpu)
+    return compile.verify(built, Estimate(1.0), CONFIG, pool)
 
 
 def test_a_model_of_nothing_but_nan_is_refused_rather_than_called_verified(cpu, pool, tmp_path):
@@ -167,7 +167,7 @@ def test_outputs_that_vanish_pass_and_their_size_is_told(cpu, pool, tmp_path):
 
 
 def test_a_model_that_was_imported_wrongly_is_refused(extracted, cpu, pool, tmp_path):
-    built = made(Built(tmp_path, extracted), cpu)
+    built = made(Built(tmp_path, extracted, interface_of(extracted)), cpu)
     file, other = attention(tmp_path / "a.onnx", "kept"), onnx.load(attention(tmp_path / "b.onnx", "kept"))
     [wq] = [tensor for tensor in other.graph.initializer if tensor.name == "wq"]
     wq.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(wq), "wq"))
@@ -175,7 +175,7 @@ def test_a_model_that_was_imported_wrongly_is_refused(extracted, cpu, pool, tmp_
 
     def facts(path):
         against = OnnxFile(path, cpu, is_timed=True)
-        return compile.verify(built, interface_of(built), Estimate(1.0), CONFIG, pool, against)
+        return compile.verify(built, Estimate(1.0), CONFIG, pool, against)
 
     found = facts(file)
     assert found["onnx"]["by"].startswith("ONNX Runtime")
@@ -186,11 +186,11 @@ def test_a_model_that_was_imported_wrongly_is_refused(extracted, cpu, pool, tmp_
 
 
 def test_a_file_that_onnx_runtime_does_not_run_costs_the_comparison_alone(extracted, cpu, pool, tmp_path):
-    built = made(Built(tmp_path, extracted), cpu)
+    built = made(Built(tmp_path, extracted, interface_of(extracted)), cpu)
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     against = OnnxFile(tmp_path / "broken.onnx", cpu, is_timed=True)
 
-    found = compile.verify(built, interface_of(built), Estimate(1.0), CONFIG, pool, against)
+    found = compile.verify(built, Estimate(1.0), CONFIG, pool, against)
 
     assert found["onnx"]["max_error"] is None
     assert "Protobuf" in found["onnx"]["failure"]

@@ -1,0 +1,146 @@
+"""The fastest right program of each subgraph: finalists timed again in turn, and checked.
+
+What was chosen is kept with the run: as long as its finalists stay the same, nobody times them again, be it for another
+model of the night that has the subgraph as well, or for a library that others of its subgraphs have improved.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lib.contracts import digests, manifest, settings
+from lib.contracts.errors import TunerError
+from lib.measure.runner import Pool
+from lib.tir.traces import EMPTY_TRACE
+from lib.tuning.history import History, SubgraphHistory, TimedCandidate
+from lib.verification import CompileConfig
+
+Say = Callable[[str], None]
+
+_HOPELESS = 10  # times as slow as the fastest candidate: an untuned program that is not timed again
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A row of RESULTS; see there for units."""
+
+    subgraph_id: str
+    family_id: str
+    candidate_id: str | None
+    untuned_s: float | None
+    tuned_s: float | None
+    max_error: float | None
+    note: str
+    trace: str = ""  # empty: the untuned schedule is shipped
+
+
+def choose_all(
+    subgraphs: Sequence[Mapping[str, Any]],
+    so_far: History,
+    config: CompileConfig,
+    pool: Pool,
+    say: Say,
+    kept: Path | None = None,
+) -> list[Choice]:
+    """What is shipped of each subgraph; several are compiled and checked side by side, and timed one at a time.
+
+    Args:
+        subgraphs: Rows of a SUBGRAPHS table with their families, as `members.join` has them.
+        kept: Folder of what was chosen before; None: all is measured.
+    """
+    choices = []
+    with ThreadPoolExecutor(pool.width) as executor:
+        try:
+            chosen = [executor.submit(choose, subgraph, so_far, config, pool, kept) for subgraph in subgraphs]
+            for n, choice in enumerate(chosen, start=1):
+                say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
+                choices.append(choice.result())
+        finally:
+            executor.shutdown(cancel_futures=True)  # after an error the others are not waited for
+    return choices
+
+
+def choose(
+    subgraph: Mapping[str, Any], so_far: History, config: CompileConfig, pool: Pool, kept: Path | None = None
+) -> Choice:
+    """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run.
+
+    Args:
+        subgraph: A row of SUBGRAPHS with its family.
+        kept: See `choose_all`.
+    """
+    untuned = Choice(subgraph["subgraph_id"], subgraph["family_id"], None, None, None, None, subgraph["note"])
+    past = so_far.of(subgraph["subgraph_id"])
+    finalists = [p for p in past.fastest if p.trace != EMPTY_TRACE][: config.finalists]
+    if not subgraph["tunable"]:
+        return untuned
+    if not finalists:
+        return replace(untuned, note="no candidate worked")
+    if kept is None:
+        return _measured(subgraph["workload"], finalists, past, untuned, config, pool)
+    path = kept / f"{subgraph['subgraph_id']}.json"
+    made_from = digests.of_text(
+        settings.digest(settings.deciding(config)), pool.conditions.id, str(past.untuned_s),
+        *(finalist.candidate_id for finalist in finalists),
+    )  # fmt: skip
+    known = _known(path, made_from, untuned, finalists)
+    if known:
+        return known
+    choice = _measured(subgraph["workload"], finalists, past, untuned, config, pool)
+    if choice.tuned_s is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        facts = {key: value for key, value in asdict(choice).items() if key != "trace"}
+        manifest.write(path, made_from, {"choice": facts}, [])
+    return choice
+
+
+def _known(path: Path, made_from: str, untuned: Choice, finalists: Sequence[TimedCandidate]) -> Choice | None:
+    """What was chosen of the same finalists; None if nothing was, or the file cannot be read."""
+    try:
+        facts = manifest.read(path)
+    except TunerError:
+        return None
+    if facts["inputs"] != made_from:
+        return None
+    traces = {finalist.candidate_id: finalist.trace for finalist in finalists}
+    return replace(untuned, **facts["choice"], trace=traces.get(facts["choice"]["candidate_id"], ""))
+
+
+def _measured(
+    workload: str,
+    finalists: Sequence[TimedCandidate],
+    past: SubgraphHistory,
+    untuned: Choice,
+    config: CompileConfig,
+    pool: Pool,
+) -> Choice:
+    """See `choose`.
+
+    An untuned program that was ten times as slow as the best when it was measured is not timed again: a naive loop nest
+    of a large convolution takes seconds a run, and its place is known.
+    """
+    traces = [program.trace for program in finalists]
+    beaten = past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s
+    latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else EMPTY_TRACE)
+    base_s = past.untuned_s if beaten else median(base) if base else None
+    ranked = sorted(
+        (median(found), program.candidate_id, program.trace)
+        for found, program in zip(latencies, finalists, strict=True)
+        if found
+    )
+    wrong = 0
+    for latency_s, candidate_id, trace in ranked:
+        if base_s is not None and latency_s >= base_s:
+            break
+        error = pool.check(workload, trace, config.timeout_s)
+        if error is None or error > config.tolerance:
+            wrong += 1
+            continue
+        note = f"{wrong} faster with wrong results" if wrong else ""
+        return replace(untuned, candidate_id=candidate_id, untuned_s=base_s, tuned_s=latency_s, max_error=error,
+                       note=note, trace=trace)  # fmt: skip
+    note = f"{wrong} with wrong results" if wrong else "none was faster than the untuned one"
+    return replace(untuned, untuned_s=base_s, tuned_s=base_s, note=note)

@@ -1,0 +1,142 @@
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import tvm
+
+from lib import winners
+from lib.search.evolution import sample
+from lib.tir.traces import EMPTY_TRACE
+from lib.tuning.history import History, SubgraphHistory, TimedCandidate
+from lib.verification import CompileConfig
+from tests.helpers import CONDITIONS, matmul
+
+QUICK = CompileConfig(finalists=2, repeats=1, timeout_s=60)
+WORKLOAD = matmul(32, 32, 32)
+SUBGRAPH = {
+    "subgraph_id": "s", "family_id": "matmul", "workload": tvm.ir.save_json(WORKLOAD), "tunable": True, "note": "",
+}  # fmt: skip
+
+
+class FakePool:
+    """Answers with made-up latencies and errors, in the order of the finalists, and keeps what it is asked."""
+
+    conditions = CONDITIONS
+
+    def __init__(self, latencies_s: Sequence[float], errors: Sequence[float | None] = (0.0,)) -> None:
+        self.latencies_s, self.errors = latencies_s, list(errors)
+        self.baselines: list[str | None] = []
+
+    def compare(self, workload, traces, repeats, *, baseline):
+        self.baselines.append(baseline)
+        return [[latency_s] * repeats for latency_s in self.latencies_s], [] if baseline is None else [1.0, 1.0]
+
+    def check(self, workload, trace, timeout_s):
+        return self.errors.pop(0)
+
+
+def past(untuned_s=None, names=("a", "b"), **changes):
+    fastest = [TimedCandidate(0.1 * (n + 1), name, f'"{name}"') for n, name in enumerate(names)]
+    return History(subgraphs={"s": SubgraphHistory(fastest=fastest, untuned_s=untuned_s, **changes)})
+
+
+def test_a_subgraph_that_got_no_faster_ships_the_untuned_schedule():
+    choice = winners.choose(SUBGRAPH, past(), QUICK, FakePool([2.0, 3.0]))
+
+    assert (choice.candidate_id, choice.trace, choice.tuned_s) == (None, "", 1.0)
+    assert choice.note == "none was faster than the untuned one"
+
+
+@pytest.mark.parametrize("error", [0.5, None])
+def test_a_candidate_with_wrong_results_is_passed_over(error):
+    choice = winners.choose(SUBGRAPH, past(), QUICK, FakePool([0.2, 0.3], [error, 1e-7]))
+
+    assert (choice.candidate_id, choice.trace, choice.tuned_s) == ("b", '"b"', 0.3)
+    assert choice.note == "1 faster with wrong results"
+
+
+@pytest.mark.parametrize(("untuned_s", "baseline"), [(None, EMPTY_TRACE), (0.2, EMPTY_TRACE), (2.0, None)])
+def test_the_untuned_program_is_timed_again_if_it_was_not_far_behind(untuned_s, baseline):
+    pool = FakePool([0.2, 0.3])
+
+    choice = winners.choose(SUBGRAPH, past(untuned_s), QUICK, pool)
+
+    assert pool.baselines == [baseline]
+    assert choice.untuned_s == (1.0 if baseline else untuned_s)
+
+
+def test_the_untuned_schedule_is_no_finalist_and_without_others_it_is_shipped():
+    only = History(subgraphs={"s": SubgraphHistory(fastest=[TimedCandidate(0.1, "u", EMPTY_TRACE)])})
+
+    choice = winners.choose(SUBGRAPH, only, QUICK, FakePool([]))
+
+    assert (choice.candidate_id, choice.note) == (None, "no candidate worked")
+
+
+def test_what_was_chosen_is_not_measured_again_while_its_finalists_stay_the_same(tmp_path):
+    first = winners.choose(SUBGRAPH, past(), QUICK, FakePool([0.2, 0.3], [1e-7]), tmp_path)
+    nobody = FakePool([])
+    again = winners.choose(SUBGRAPH, past(), QUICK, nobody, tmp_path)
+
+    assert again == first
+    assert again.trace == '"a"'
+    assert nobody.baselines == []
+
+
+@pytest.mark.parametrize(
+    ("found", "config", "conditions"),
+    [
+        (past(names=("a", "c")), QUICK, CONDITIONS),
+        (past(untuned_s=0.5), QUICK, CONDITIONS),
+        (past(), replace(QUICK, repeats=3), CONDITIONS),
+        (past(), QUICK, replace(CONDITIONS, threads=9)),
+    ],
+    ids=["finalists", "untuned", "settings", "conditions"],
+)
+def test_what_was_chosen_of_others_is_measured_anew(tmp_path, found, config, conditions):
+    winners.choose(SUBGRAPH, past(), QUICK, FakePool([0.2, 0.3], [1e-7]), tmp_path)
+    pool = FakePool([0.4, 0.3], [1e-7])
+    pool.conditions = conditions
+
+    choice = winners.choose(SUBGRAPH, found, config, pool, tmp_path)
+
+    assert len(pool.baselines) == 1
+    assert choice.tuned_s == 0.3
+
+
+def test_a_choice_that_is_damaged_is_made_again(tmp_path):
+    winners.choose(SUBGRAPH, past(), QUICK, FakePool([0.2, 0.3], [1e-7]), tmp_path)
+    path = tmp_path / "s.json"
+    path.write_text(path.read_text().replace("0.2", "0.1"))
+
+    choice = winners.choose(SUBGRAPH, past(), QUICK, FakePool([0.4, 0.5], [1e-7]), tmp_path)
+
+    assert choice.tuned_s == 0.4
+    assert json.loads(path.read_text())["choice"]["tuned_s"] == 0.4
+
+
+def test_what_could_not_be_timed_is_tried_again(tmp_path):
+    class Lost(FakePool):
+        def compare(self, workload, traces, repeats, *, baseline):
+            return [[] for _ in traces], []
+
+    lost = winners.choose(SUBGRAPH, past(), QUICK, Lost([]), tmp_path)
+    choice = winners.choose(SUBGRAPH, past(), QUICK, FakePool([0.2, 0.3], [1e-7]), tmp_path)
+
+    assert lost.tuned_s is None
+    assert choice.tuned_s == 0.2
+
+
+def test_real_finalists_are_timed_and_checked(cpu, pool, tmp_path):
+    workload = matmul(128, 128, 128)
+    proposals = sample(workload, cpu.tvm(), 2, known=(), seed=0)
+    fastest = [TimedCandidate(1e-6, f"c{n}", proposal.trace) for n, proposal in enumerate(proposals)]
+    found = History(subgraphs={"s": SubgraphHistory(fastest=fastest)})
+    subgraph = {**SUBGRAPH, "workload": tvm.ir.save_json(workload)}
+
+    [choice] = winners.choose_all([subgraph], found, QUICK, pool, lambda _text: None, tmp_path)
+
+    assert choice.candidate_id in ("c0", "c1")
+    assert choice.tuned_s < choice.untuned_s
+    assert choice.max_error < 1e-5
