@@ -576,7 +576,12 @@ class TuneModel(TuningTask):
 
 
 class DeliverModel(FinalTask):
-    """Compile, verify and report one of several models that are tuned together; that it fails is an outcome, too."""
+    """Compile, verify and report one of several models that are tuned together; that it fails is an outcome, too.
+
+    An early library has no report yet.
+    """
+
+    is_early: bool = luigi.BoolParameter(default=False, description=argparse.SUPPRESS)
 
     path = property(lambda self: self.given.run_files.outcome(self.given.model_files.folder.name))
 
@@ -594,7 +599,8 @@ class DeliverModel(FinalTask):
 
     @property
     def stages(self) -> list[StageTask]:
-        return [self.clone(stage, rounds=self.past[-1].number + 1) for stage in (CompileModel, Report)]
+        kinds = [CompileModel] if self.is_early else [CompileModel, Report]
+        return [self.clone(stage, rounds=self.past[-1].number + 1) for stage in kinds]
 
     def run(self) -> None:
         """No lock of its own is held: its stages take that of the run."""
@@ -638,7 +644,7 @@ class TuneModels(TuningTask):
             so_far = history.load(self.past)
             for row, task in self.listed():
                 if is_tried(row, so_far) and not task.path.exists():
-                    yield task
+                    yield task.clone(is_early=True)
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
         for task in self.deliveries():

@@ -93,7 +93,7 @@ def run(
             ship(built, str(facts["shipped"]), out)
             rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
             tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, provenance)
-    made = {"session": provenance.session, "clock": clock.read()}
+    made = {"session": provenance.session, "clock": clock.read(), "earlier": _earlier(out)}
     rounds = {"n_rounds": so_far.n_rounds, "n_trials": so_far.n_trials}
     all_facts = {**made, **_how_to_run(out, interface, target), **rounds, "peak_flops": peak_flops, **identity, **facts}
     return manifest.write(out.manifest, provenance.inputs, all_facts, [out.library, out.params, out.results])
@@ -102,6 +102,15 @@ def run(
 def _digest(model: ModelFiles) -> str:
     """Of what a model computes."""
     return digests.of_text(digests.of_state(model.module), digests.of_state(model.weights))
+
+
+def _earlier(out: CompiledFiles) -> list[dict[str, Any]]:
+    """Who made the libraries of this run before, and their clocks: their seconds count."""
+    try:
+        found = manifest.read(out.manifest)
+    except TunerError:
+        return []
+    return [*found.get("earlier", []), {"session": found["session"], "clock": found["clock"]}]
 
 
 def _recall_expected(model: ModelFiles, made_from: str, built: Built) -> None:

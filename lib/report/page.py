@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from lib.report.nights import ModelRow, NightRows
 from lib.report.rows import RunRows, SubgraphRow
-from lib.report.text import counted
+from lib.report.text import counted, milliseconds
 from lib.report.treemap import Box, layout
 from lib.tir.numerics import VANISHING
 
@@ -285,11 +285,7 @@ def _us(seconds: float | None) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return f"{seconds * 1e3:,.2f} ms" if seconds else "-"
-
-
-def _plain_ms(seconds: float | None) -> str:
-    return f"{seconds * 1e3:,.2f}" if seconds is not None and seconds < math.inf else "-"
+    return f"{milliseconds(seconds)} ms" if seconds else "-"
 
 
 def _change(row: ModelRow) -> Markup:
@@ -333,7 +329,7 @@ def _environment() -> jinja2.Environment:
     found.filters.update(
         us=_us,
         ms=_ms,
-        plain_ms=_plain_ms,
+        plain_ms=milliseconds,
         change=_change,
         giga=_giga,
         percent=_percent,

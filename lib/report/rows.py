@@ -344,7 +344,8 @@ def clocks(
     sessions = {record.session for record in records if record.stage == "generate"}
     sessions |= {facts["session"] for facts in compiled}
     records = [record for record in records if record.session in sessions]
-    return [*records, *(Record(facts["session"], "compile", facts["clock"]) for facts in compiled)]
+    libraries = [made for facts in compiled for made in (*facts.get("earlier", ()), facts)]
+    return [*records, *(Record(made["session"], "compile", made["clock"]) for made in libraries)]
 
 
 def curve_points(past: Sequence[RoundFiles], weights: Mapping[str, int], records: Sequence[Record]) -> pa.Table:

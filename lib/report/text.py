@@ -179,7 +179,7 @@ def _model_line(row: ModelRow) -> tuple[str, ...]:
         str(row.trials),
         str(row.recalled),
         *(
-            _ms(seconds)
+            milliseconds(seconds)
             for seconds in (
                 row.first_s, row.now_s, row.library_s, row.page_before_s, row.untuned_s, row.onnxruntime_s,
             )
@@ -188,8 +188,11 @@ def _model_line(row: ModelRow) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _ms(seconds: float | None) -> str:
-    return f"{seconds * 1e3:,.2f}" if seconds is not None and seconds < math.inf else "-"
+def milliseconds(seconds: float | None) -> str:
+    """With two decimals, or three digits below one; `-` where there is no latency."""
+    if seconds is None or seconds == math.inf:
+        return "-"
+    return f"{seconds * 1e3:,.2f}" if seconds >= 1e-3 else f"{seconds * 1e3:.3g}"
 
 
 def _failure(row: ModelRow) -> str:
