@@ -281,7 +281,9 @@ def duration(seconds: float) -> str:
 
 
 def _us(seconds: float | None) -> str:
-    return f"{seconds * 1e6:,.1f}" if seconds else "-"
+    if not seconds:
+        return "-"
+    return f"{seconds * 1e6:,.1f}" if seconds >= 1e-6 else f"{seconds * 1e6:.2g}"
 
 
 def _ms(seconds: float | None) -> str:
