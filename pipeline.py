@@ -336,6 +336,11 @@ class FinalTask(TunerTask, StageTask):
     def past(self) -> list[RoundFiles]:
         return self.given.run_files.past(self.finished_rounds() if self.rounds < 0 else self.rounds)
 
+    @property
+    def folders(self) -> list[Path]:
+        """The library of one of several models lies in a folder of the model."""
+        return [*super().folders, self.given.shipped.folder]
+
 
 class CompileModel(FinalTask, MeasuringTask):
     """Compile the model with the best of its finished rounds."""

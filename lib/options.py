@@ -22,6 +22,7 @@ from lib.models.listing import Listed
 from lib.models.source import Source
 from lib.models.zoo import catalogue
 from lib.search.evolution import SearchConfig
+from lib.search.spaces import table
 from lib.tuning import runs
 from lib.tuning.cost_model import TrainConfig
 from lib.tuning.memory import Memory, MemoryConfig
@@ -137,7 +138,9 @@ class Options:
         """`[memory]`: what was measured on this target before; of replayed measurements there is none."""
         if self.memory_config.use == "no" or isinstance(self.runner, ReplayRunner):
             return None
-        return Memory(self.artifacts / self.compile_target.name / "memory", self.runner.conditions, self.say)
+        search = digests.of_text(settings.digest(settings.deciding(self.search)), str(table.REVISION))
+        folder = self.artifacts / self.compile_target.name / "memory"
+        return Memory(folder, self.runner.conditions, self.say, search)
 
     @cached_property
     def memory_config(self) -> MemoryConfig:

@@ -143,11 +143,17 @@ class StageTask(luigi.Task):
         """Held while it runs, so that two runs of one command share the work and do not mix."""
         return self.given.run_files.lock
 
+    @property
+    def folders(self) -> list[Path]:
+        """That are written under its lock."""
+        return [self.lock.parent]
+
     def run(self) -> None:
         """See `luigi.Task.run`; does nothing if another process did it while this one waited."""
         with locks.exclusive(self.lock, on_wait=lambda: self.status("waiting for another run of this model")):
             if not self.is_current():  # which also refuses to write over what it cannot read
-                tables.sweep(self.lock.parent, keep="runs")
+                for folder in self.folders:
+                    tables.sweep(folder, keep="runs")
                 with self.turn():
                     self.work()
 

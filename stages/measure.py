@@ -17,6 +17,7 @@ from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.measure import journal
 from lib.measure.runner import Job, Measurement, Runner
+from lib.tuning import history
 from lib.tuning import memory as remembered
 from lib.tuning.memory import Memory
 
@@ -72,6 +73,8 @@ def run(
         if memory:
             new = pc.invert(pc.is_in(table["candidate_id"], pa.array(list(recalled), pa.string())))
             memory.remember(remembered.rows(candidates, table.filter(new), described), provenance.session)
+            for subgraph_id in history.exhausted(tables.read(out.plan, PLAN), candidates):
+                memory.exhaust(described[subgraph_id]["core_operator"], subgraph_id)
     for kind, seconds in runner.clock.items():
         clock.add(kind, seconds)
     tables.write(table, out.measurements, MEASUREMENTS, provenance, clock=clock.read())

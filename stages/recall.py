@@ -17,6 +17,7 @@ from lib.contracts.files import RoundFiles
 from lib.contracts.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, PLAN, REMEMBERED, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.tuning.families import cluster
+from lib.tuning.history import EXHAUSTED
 from lib.tuning.members import join
 from lib.tuning.memory import Memory
 from lib.tuning.planning import PlanRow
@@ -54,7 +55,7 @@ def run(
     others = _of_others(members, known, algorithm, memory, max_samples, family_of) if memory else []
     rows = pa.concat_tables([*others, known])
     family_ids = [family_of[subgraph_id] for subgraph_id in rows["subgraph_id"].to_pylist()]
-    tables.write(_plan(known, members), out.plan, PLAN, provenance)
+    tables.write(_plan(known, members, memory), out.plan, PLAN, provenance)
     tables.write(rows.select(MEASUREMENTS.names), out.measurements, MEASUREMENTS, provenance)
     return tables.write(
         _candidates(rows, family_ids, max_samples), out.candidates, CANDIDATES, provenance, clock=clock.read(),
@@ -99,12 +100,19 @@ def _of_others(
     return found[::-1]
 
 
-def _plan(known: pa.Table, members: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _plan(known: pa.Table, members: Sequence[Mapping[str, Any]], memory: Memory | None) -> pa.Table:
     """A row for each subgraph of which something is known."""
     counts = Counter(known["subgraph_id"].to_pylist())
-    rows = [PlanRow(row["subgraph_id"], row["family_id"], "recalled", counts[row["subgraph_id"]], None, "known before")
-            for row in members if counts[row["subgraph_id"]]]  # fmt: skip
+    rows = [
+        PlanRow(row["subgraph_id"], row["family_id"], _kind(row, memory), counts[row["subgraph_id"]], None, "known before")
+        for row in members if counts[row["subgraph_id"]]
+    ]  # fmt: skip
     return pa.Table.from_pylist([asdict(row) for row in rows], schema=PLAN)
+
+
+def _kind(row: Mapping[str, Any], memory: Memory | None) -> str:
+    is_exhausted = memory is not None and memory.is_exhausted(row["core_operator"], row["subgraph_id"])
+    return EXHAUSTED if is_exhausted else "recalled"
 
 
 def _candidates(rows: pa.Table, family_ids: Sequence[str], max_samples: int) -> pa.Table:

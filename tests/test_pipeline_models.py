@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+from urllib.parse import unquote
 
 import onnx
 import pytest
@@ -12,8 +13,10 @@ from onnx import numpy_helper
 from lib.contracts import tables
 from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, MODELS, PLAN
+from lib.report.text import milliseconds
 from tests import helpers
 from tests.helpers import ROOT, environment, luigi, luigi_command
+from tests.lib.report.test_page import Parsed
 
 TRIALS = ("--trials", "20")
 
@@ -38,8 +41,8 @@ def tuned(tmp_path_factory, nets):
     return folder, luigi(folder, "TuneModels", "--models", f"{nets}/*.onnx", *TRIALS)
 
 
-def night(folder) -> RunFiles:
-    [found] = (folder / "artifacts").glob("*/nights/*/runs/*")
+def night(folder, n_models="*") -> RunFiles:
+    [found] = (folder / "artifacts").glob(f"*/nights/{n_models}-models-*/runs/*")
     return RunFiles(found)
 
 
@@ -92,6 +95,20 @@ def test_each_model_gets_a_library_early_and_the_one_at_the_end_is_of_all_rounds
     assert all(manifest["onnx"]["max_error"] < 1e-3 for manifest in manifests)
 
 
+def test_the_page_of_a_night_leads_to_those_of_its_models_and_tells_what_failed(tuned):
+    folder, done = tuned
+    page = night(folder).night_page
+
+    found = Parsed(page.read_text())
+
+    assert f"page: {page}" in done.stdout
+    assert len(found.links) == 2
+    for link in found.links:
+        assert "While it was tuned" in (page.parent / unquote(link)).read_text()
+    assert "2 of 3 models have a library of this night" in found.text
+    assert "c.onnx is damaged or no ONNX file" in found.text
+
+
 def test_the_same_list_without_the_broken_file_measures_nothing_again_and_then_nothing_is_left(tuned, nets):
     folder, _ = tuned
     before = rows(night(folder), "measurements", MEASUREMENTS)
@@ -108,6 +125,10 @@ def test_the_same_list_without_the_broken_file_measures_nothing_again_and_then_n
     assert {row["kind"] for row in rows(other, "plan", PLAN)} <= {"bottleneck", "foresee"}
     assert again.returncode == 0
     assert again.stdout.startswith("Nothing is left to do")
+    records = [json.loads(night(folder, n).summarized.read_text())["models"] for n in (3, 2)]
+    told = Parsed(night(folder, 2).night_page.read_text()).text
+    for before_s, now_s in zip(*(list(record.values()) for record in records), strict=True):
+        assert f"{milliseconds(now_s)} {milliseconds(before_s)} {100 * (now_s / before_s - 1):+.1f} %" in told
 
 
 def test_a_night_that_is_killed_goes_on_and_measures_nothing_twice(tmp_path, nets):
@@ -124,9 +145,14 @@ def test_a_night_that_is_killed_goes_on_and_measures_nothing_twice(tmp_path, net
             for row in tables.read(path, MEASUREMENTS).to_pylist():
                 assert kept.setdefault(row["candidate_id"], row["measured_at"]) == row["measured_at"]
 
+    [of_a_model] = (tmp_path / "artifacts").glob("*/a-*/")
+    left = of_a_model / "runs" / night(tmp_path).folder.name / "compiled" / "building-left"  # as by a kill meanwhile
+    left.mkdir(parents=True, exist_ok=True)
+
     done = luigi(tmp_path, "TuneModels", "--models", f"{nets}/a.onnx,{nets}/b.onnx", *TRIALS)
 
     assert done.returncode == 0, done.stderr
+    assert not left.exists()
     assert len(libraries(tmp_path)) == 2
     found = {row["candidate_id"]: row["measured_at"] for row in rows(night(tmp_path), "measurements", MEASUREMENTS)}
     assert {key: found.get(key) for key in kept} == kept

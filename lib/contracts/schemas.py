@@ -69,7 +69,12 @@ PLAN = _schema(
     [
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
         _col("family_id", pa.string(), "1", "key of FAMILIES"),
-        _col("kind", pa.string(), "1", "recalled | warm-up | bottleneck | foresee | turn"),
+        _col(
+            "kind",
+            pa.string(),
+            "1",
+            "recalled | exhausted (recalled, and there is no more) | warm-up | bottleneck | foresee | turn",
+        ),
         _col("num_trials", pa.int32(), "trials", "how many candidates are asked for"),
         _col("promise", pa.float64(), "s", "what further tuning is expected to save per inference", null=True),
         _col("note", pa.string(), "1", "why this subgraph, for the log"),

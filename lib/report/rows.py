@@ -41,7 +41,7 @@ class Candidate:
 
     candidate_id: str
     latency_s: float  # when it was measured in its round
-    origin: str  # memory, donor, imported, sampled, evolved; or untuned
+    origin: str  # memory, imported, sampled, evolved; or untuned
     space: str
     round: int
     score: float | None  # as its family's model foretold it

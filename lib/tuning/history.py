@@ -19,6 +19,8 @@ from lib.contracts.files import RoundFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, N_FEATURES, PLAN
 from lib.contracts.statuses import Status
 
+EXHAUSTED = "exhausted"  # kind of a plan's row: recalled, and the search has no more of it
+_LEAST_FILL = 0.25  # below it the space of a subgraph counts as exhausted
 _KEPT_PARENTS = 64  # fastest programs of a subgraph that a search may start from
 
 
@@ -44,6 +46,11 @@ class SubgraphHistory:
     fastest: list[TimedCandidate] = field(default_factory=list)  # the best few, fastest first
     untuned_s: float | None = None
     n_recalled: int = 0  # of its trials, those of earlier runs
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether a search finds hardly any more."""
+        return self.fill < _LEAST_FILL
 
     @property
     def was_tried(self) -> bool:
@@ -89,7 +96,8 @@ class History:
             past.best_after.append(past.fastest[0].latency_s if past.fastest else float("inf"))
             past.trials_after.append(past.n_trials)
             past.n_recalled += past.n_trials if is_recalled else 0
-            past.fill = found[row["subgraph_id"]] / max(1, row["num_trials"])
+            is_exhausted = row["kind"] == EXHAUSTED
+            past.fill = 0.0 if is_exhausted else found[row["subgraph_id"]] / max(1, row["num_trials"])
             self.last_kind, self.last_subgraph, self.last_family = (
                 row["kind"],
                 row["subgraph_id"],
@@ -110,6 +118,13 @@ class History:
         timed = TimedCandidate(latency_s, candidate["candidate_id"], candidate["trace"])
         fastest = heapq.merge(past.fastest, [timed], key=lambda p: (p.latency_s, p.candidate_id))
         past.fastest = list(fastest)[:_KEPT_PARENTS]
+
+
+def exhausted(plan: pa.Table, candidates: pa.Table) -> list[str]:
+    """The subgraphs of which a round's search found hardly any of the candidates that it was to find."""
+    found = Counter(candidates["subgraph_id"].to_pylist())
+    return [row["subgraph_id"] for row in plan.to_pylist()
+            if found[row["subgraph_id"]] < _LEAST_FILL * max(1, row["num_trials"])]  # fmt: skip
 
 
 def model_latency_s(history: History, weights: Mapping[str, float]) -> float:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lib.contracts import content, digests, locks, tables
+from lib.contracts import content, digests, locks, manifest, tables
 from lib.contracts.conditions import Conditions
 from lib.contracts.errors import ConfigError, TunerError
 from lib.contracts.schemas import MEASUREMENTS, REMEMBERED
@@ -41,15 +41,16 @@ class MemoryConfig:
 class Memory:
     """What was measured under the same conditions."""
 
-    def __init__(self, folder: Path, conditions: Conditions, say: Say = lambda _text: None) -> None:
+    def __init__(self, folder: Path, conditions: Conditions, say: Say = lambda _text: None, search: str = "") -> None:
         """Nothing is read yet.
 
         Args:
             folder: Of all measurements for a target.
             say: Told of files that cannot be used.
+            search: How candidates are searched: a space that is exhausted is so for this search.
         """
         self.folder = folder / f"conditions={conditions.id}"
-        self._say = say
+        self._say, self._search = say, search
 
     def remember(self, rows: pa.Table, session: str = "") -> list[Path]:
         """Keep rows of REMEMBERED: a file for each subgraph. The same rows go into the same file.
@@ -66,6 +67,20 @@ class Memory:
             if not path.exists():
                 written.append(tables.write(part, path, REMEMBERED, Provenance(session=session)))
         return written
+
+    def exhaust(self, operator: str, subgraph_id: str) -> None:
+        """Keep that the search found hardly any program of a subgraph that is not known."""
+        manifest.write(self._exhausted(operator, subgraph_id), self._search, {}, [])
+
+    def is_exhausted(self, operator: str, subgraph_id: str) -> bool:
+        """Whether that was kept."""
+        try:
+            return bool(manifest.read(self._exhausted(operator, subgraph_id))["inputs"] == self._search)
+        except TunerError:
+            return False
+
+    def _exhausted(self, operator: str, subgraph_id: str) -> Path:
+        return self._subgraph(operator, subgraph_id) / "exhausted.json"
 
     def files(self, operator: str, subgraph_id: str) -> list[Path]:
         """Those of a subgraph, oldest first."""
@@ -102,14 +117,17 @@ class Memory:
 
     @contextmanager
     def claimed(self, subgraphs: Mapping[str, str], on_wait: Callable[[], object]) -> Iterator[None]:
-        """Wait until nobody else measures one of these, so that nothing is measured twice.
+        """Wait until nobody else measures one of these, so that nothing is measured twice. What killed processes left
+        half-written of them is removed.
 
         Args:
             subgraphs: Core operator by id.
         """
         with ExitStack() as stack:
             for subgraph_id, operator in sorted(subgraphs.items()):  # the same order for all: nobody waits in a circle
-                stack.enter_context(locks.exclusive(self._subgraph(operator, subgraph_id) / "lock", on_wait))
+                folder = self._subgraph(operator, subgraph_id)
+                stack.enter_context(locks.exclusive(folder / "lock", on_wait))
+                tables.sweep(folder)
             yield
 
     def _operator(self, operator: str) -> Path:

@@ -51,7 +51,7 @@ class PlanRow:
 
     subgraph_id: str
     family_id: str
-    kind: str  # recalled | warm-up | bottleneck | foresee | turn
+    kind: str  # recalled | exhausted | warm-up | bottleneck | foresee | turn
     num_trials: int
     promise: float | None
     note: str
@@ -107,7 +107,7 @@ def dead(past: SubgraphHistory, config: PlanConfig) -> str:
     """Why a subgraph asks for no more trials; empty if it does."""
     if past.n_trials and not past.statuses[Status.OK]:
         return f"none of its {past.n_trials} candidates worked"
-    if past.fill < 0.25:
+    if past.is_exhausted:
         return "its space is exhausted"
     for latency, trials in zip(past.best_after, past.trials_after, strict=True):
         if latency <= past.best_s * 1.01:

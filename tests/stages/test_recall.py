@@ -1,12 +1,15 @@
 """What a run begins with, from what the memory has of its subgraphs and of others."""
 
+import shutil
+
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from lib.contracts import tables
 from lib.contracts.files import RunFiles
 from lib.contracts.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, PLAN, SUBGRAPHS
-from lib.tuning import history
+from lib.tuning import history, planning
 from lib.tuning.memory import Memory
 from stages import generate, measure, recall, train
 from tests.helpers import CONDITIONS
@@ -56,6 +59,45 @@ def test_what_is_known_of_a_subgraph_is_recalled_and_costs_nothing(started, file
     past = found.of(subgraph_id)
     assert (past.n_recalled, past.best_s, past.program_hashes, past.was_tried) == (3, 2.0, {"0", "1", "2"}, True)
     assert (found.n_trials, found.n_rounds) == (0, 0)
+
+
+def test_a_subgraph_of_which_there_is_no_more_is_not_searched_again(started, files, tmp_path):
+    memory = Memory(tmp_path / "memory", CONDITIONS, search="this one")
+    for name in ("conv2d", "matmul"):
+        memory.remember(remembered(some_subgraph(started, name), 3.0, 2.0, operator=name))
+    memory.exhaust("conv2d", some_subgraph(started, "conv2d"))
+
+    found = run(started, files, memory)
+    other = Memory(tmp_path / "memory", CONDITIONS, search="another one")
+    again = run(started, RunFiles(tmp_path / "other"), other)
+
+    assert planning.dead(found.of(some_subgraph(started, "conv2d")), CONFIG) == "its space is exhausted"
+    assert planning.dead(found.of(some_subgraph(started, "matmul")), CONFIG) == ""
+    assert found.of(some_subgraph(started, "conv2d")).best_s == 2.0
+    assert planning.dead(again.of(some_subgraph(started, "conv2d")), CONFIG) == ""
+
+
+def test_what_a_round_hardly_found_anything_of_is_kept_as_exhausted(started, files, memory, pool):
+    first, second = started.run.round(0), files.round(0)
+    for path in (first.candidates, first.measurements):
+        second.folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, second.folder)
+    plan = tables.read(first.plan, PLAN).to_pylist()
+    conv2d = some_subgraph(started)
+    for row in plan:
+        row["num_trials"] = 100 if row["subgraph_id"] == conv2d else row["num_trials"]
+    tables.write(pa.Table.from_pylist(plan, schema=PLAN), second.plan, PLAN, PROVENANCE)
+
+    recorder = Recorder(pool)
+    measure.run(started.model.subgraphs, recorder, provenance=PROVENANCE, out=second, memory=memory)
+
+    assert recorder.asked == []  # all of it was measured before
+    rows = tables.read(started.model.subgraphs, SUBGRAPHS).to_pylist()
+    operators = {row["subgraph_id"]: row["core_operator"] for row in rows}
+    found = tables.read(first.candidates, CANDIDATES)["subgraph_id"].to_pylist()
+    few = {row["subgraph_id"] for row in plan if found.count(row["subgraph_id"]) < row["num_trials"] / 4}
+    assert conv2d in few
+    assert few == {key for key, operator in operators.items() if memory.is_exhausted(operator, key)}
 
 
 def test_families_learn_from_subgraphs_of_other_models_but_these_are_not_planned(started, files, memory):

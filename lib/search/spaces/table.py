@@ -8,6 +8,9 @@ from tvm.target import Target
 from lib.search.spaces import contraction, rows, transposition, window, winograd
 from lib.search.spaces.space import Space
 
+# Raise it with every change to which programs the spaces have: what was exhausted before is then searched again.
+REVISION = 1
+
 SPACES = (
     Space("winograd", winograd.fits, winograd.sketches),
     contraction.space(),

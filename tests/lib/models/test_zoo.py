@@ -2,11 +2,14 @@ import time
 
 import numpy as np
 import pytest
+import tvm
+from tvm import relax
 
 from lib.contracts.errors import ModelError
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
 from lib.models.zoo import catalogue
+from lib.tir.numerics import random_values
 
 SMALL = ["resnet18", "resnet50", "mobilenet", "mobilenetv2", "tiny_cnn", "tiny_transformer"]  # 100 MB at most
 SUBGRAPHS = {
@@ -57,6 +60,22 @@ def test_random_weights_stay_what_they_were():
     assert weights["stem.weight"].dtype == np.float32
     assert float(weights["stem.weight"][0, 0, 0, 0]) == pytest.approx(0.09217991)
     assert float(weights["classifier.bias"][-1]) == pytest.approx(-0.0776253)
+
+
+@pytest.mark.parametrize("name", ["mobilenet", "mobilenetv2"])
+def test_images_reach_the_outputs_through_random_weights(name):
+    """Else a wrong layer would not show, and the whole model would be called verified."""
+    model = catalogue.load(name)
+    library = tvm.compile(relax.transform.LegalizeOps()(model.module), "llvm")
+    machine = relax.VirtualMachine(library, tvm.cpu())
+    params = [tvm.runtime.tensor(weight) for weight in model.weights.values()]
+
+    one, other = (
+        machine["main"](tvm.runtime.tensor(random_values((1, 224, 224, 3), "float32", 0, seed)), *params).numpy()
+        for seed in (0, 1)
+    )
+
+    assert np.abs(one - other).max() > 3e-3 * np.abs(one).max()  # of which [compile] tolerance is 1e-3
 
 
 @pytest.mark.parametrize("name", catalogue.ZOO)

@@ -116,6 +116,35 @@ def test_a_full_disk_leaves_nothing_half_written(memory, monkeypatch):
     assert [path.suffix for path in (memory.folder / "operator=conv2d" / "subgraph=a").iterdir()] == [".parquet"]
 
 
+def test_what_is_exhausted_is_so_for_one_search_under_one_set_of_conditions(tmp_path):
+    memory = Memory(tmp_path, CONDITIONS, search="a")
+    before = memory.is_exhausted("conv2d", "s")
+    memory.exhaust("conv2d", "s")
+    memory.exhaust("conv2d", "s")
+    other = replace(CONDITIONS, threads=CONDITIONS.threads + 1)
+
+    assert not before
+    assert Memory(tmp_path, CONDITIONS, search="a").is_exhausted("conv2d", "s")
+    assert not memory.is_exhausted("conv2d", "t")
+    assert not Memory(tmp_path, CONDITIONS, search="b").is_exhausted("conv2d", "s")
+    assert not Memory(tmp_path, other, search="a").is_exhausted("conv2d", "s")
+
+
+def test_what_a_killed_process_left_half_written_goes_when_its_subgraph_is_measured_next(memory):
+    [path] = memory.remember(remembered("a", 1.0))
+    left = path.with_name(f".{path.stem}.12345.parquet")  # as `tables.written_whole` names it
+    left.write_bytes(b"half")
+    [other] = memory.remember(remembered("b", 1.0))
+    of_another = other.with_name(left.name)  # who may be writing now
+    of_another.write_bytes(b"half")
+
+    with memory.claimed({"a": "conv2d"}, lambda: None):
+        assert not left.exists()
+
+    assert of_another.exists()
+    assert ids(memory.of("conv2d", "a")) == ["a-0"]
+
+
 def _remember_for_ever(folder, name, done):
     memory = Memory(folder, CONDITIONS)
     for n in range(10_000):
