@@ -104,8 +104,8 @@ def _plan(known: pa.Table, members: Sequence[Mapping[str, Any]], memory: Memory 
     """A row for each subgraph of which something is known."""
     counts = Counter(known["subgraph_id"].to_pylist())
     rows = [
-        PlanRow(row["subgraph_id"], row["family_id"], _kind(row, memory), counts[row["subgraph_id"]], None, "known before")
-        for row in members if counts[row["subgraph_id"]]
+        PlanRow(subgraph_id, row["family_id"], _kind(row, memory), counts[subgraph_id], None, "known before")
+        for row in members if counts[subgraph_id := row["subgraph_id"]]
     ]  # fmt: skip
     return pa.Table.from_pylist([asdict(row) for row in rows], schema=PLAN)
 
