@@ -70,33 +70,59 @@ def run(
     with clock.spent("finalists"):
         choices = choose_all(subgraphs, so_far, config, pool, say, kept)
         peak_flops = peak.flops(target, pool)
-    out.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
-        interface = deploy.interface(tvm.ir.load_json(model.module.read_text()))
-        built = Built(Path(work), model, interface)
-        identity = {"model": _digest(model), "conditions": pool.conditions.id}
-        expected_from = digests.of_text(*identity.values(), digests.of_file(built.inputs))
-        _recall_expected(model, expected_from, built)
-        with clock.spent("build"):
-            say("compiling the model")
-            untuned = estimate(subgraphs, choices)
-            _build(built, subgraphs, choices, target, config, runs_untuned=untuned.at_most(config.once_above_s))
-        with clock.spent("verify"):
-            say("checking the model and timing it beside the untuned one")
-            facts = verify(built, untuned, config, pool, onnx, _shipped_before(out, identity))
-            _keep_expected(model, expected_from, built)
-        if facts["shipped"] == "untuned":
-            if not built.untuned.exists():
-                _build_all([BuildModel(built.reference, built.untuned)], target, config)
-            choices = [replace(c, candidate_id=None, note="the model as a whole was no faster") for c in choices]
-        if facts["shipped"] != "previous":
-            ship(built, str(facts["shipped"]), out)
-            rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
-            tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, provenance)
-    made = {"session": provenance.session, "clock": clock.read(), "earlier": _earlier(out)}
-    rounds = {"n_rounds": so_far.n_rounds, "n_trials": so_far.n_trials}
-    all_facts = {**made, **_how_to_run(out, interface, target), **rounds, "peak_flops": peak_flops, **identity, **facts}
-    return manifest.write(out.manifest, provenance.inputs, all_facts, [out.library, out.params, out.results])
+    identity = {"model": _digest(model), "conditions": pool.conditions.id}
+    before = _shipped_before(out, identity)
+    digest = settings.digest(settings.deciding(config))
+    made = {"session": provenance.session, "earlier": _earlier(out), "settings": digest}
+    if before and _is_of(before, choices, digest):  # nothing that was found since is of this model
+        facts = {key: value for key, value in manifest.read(out.manifest).items() if key not in ("inputs", "files")}
+    else:
+        out.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
+            interface = deploy.interface(tvm.ir.load_json(model.module.read_text()))
+            built = Built(Path(work), model, interface)
+            _recall_expected(model, identity, built)
+            with clock.spent("build"):
+                say("compiling the model")
+                untuned = estimate(subgraphs, choices)
+                _build(built, subgraphs, choices, target, config, runs_untuned=untuned.at_most(config.once_above_s))
+            with clock.spent("verify"):
+                say("checking the model and timing it beside the untuned one")
+                found = verify(built, untuned, config, pool, onnx, before)
+                _keep_expected(model, identity, built)
+            _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
+        facts = {**_how_to_run(out, interface, target), "peak_flops": peak_flops, **identity, **found}
+    facts |= {**made, "clock": clock.read(), "n_rounds": so_far.n_rounds, "n_trials": so_far.n_trials}
+    return manifest.write(out.manifest, provenance.inputs, facts, [out.library, out.params, out.results])
+
+
+def _ship(
+    built: Built,
+    choices: Sequence[Choice],
+    name: str,
+    target: targets.AnyTarget,
+    config: CompileConfig,
+    provenance: Provenance,
+    out: CompiledFiles,
+) -> None:
+    """Put what `verify` said, and what it was made of, in its place; if that is the previous one, it is there."""
+    if name == "previous":
+        return
+    if name == "untuned":
+        if not built.untuned.exists():
+            _build_all([BuildModel(built.reference, built.untuned)], target, config)
+        choices = [replace(c, candidate_id=None, note="the model as a whole was no faster") for c in choices]
+    ship(built, name, out)
+    rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
+    tables.write(pa.Table.from_pylist(rows, schema=RESULTS), out.results, RESULTS, provenance)
+
+
+def _is_of(shipped: CompiledFiles, choices: Sequence[Choice], config: str) -> bool:
+    """Whether a library was made of these, and verified with the same settings."""
+    if manifest.read(shipped.manifest).get("settings") != config:
+        return False
+    found = tables.read(shipped.results, RESULTS).select(["subgraph_id", "candidate_id"]).to_pylist()
+    return found == [{"subgraph_id": choice.subgraph_id, "candidate_id": choice.candidate_id} for choice in choices]
 
 
 def _digest(model: ModelFiles) -> str:
@@ -113,23 +139,27 @@ def _earlier(out: CompiledFiles) -> list[dict[str, Any]]:
     return [*found.get("earlier", []), {"session": found["session"], "clock": found["clock"]}]
 
 
-def _recall_expected(model: ModelFiles, made_from: str, built: Built) -> None:
+def _recall_expected(model: ModelFiles, identity: Mapping[str, str], built: Built) -> None:
     """What the model should compute, if it was computed for a library before: a large one takes minutes for that."""
     try:
-        is_same = manifest.read(model.expected_from)["inputs"] == made_from
+        is_same = manifest.read(model.expected_from)["inputs"] == _expected_from(identity, built)
         if is_same and not manifest.damaged_files(model.expected_from):
             shutil.copyfile(model.expected, built.expected)
     except TunerError:
         return
 
 
-def _keep_expected(model: ModelFiles, made_from: str, built: Built) -> None:
+def _keep_expected(model: ModelFiles, identity: Mapping[str, str], built: Built) -> None:
     """For the next library of the model."""
     if built.expected.stat().st_size > _MOST_EXPECTED or not built.checked.exists():
         return
     with tables.written_whole(model.expected) as partial:
         shutil.copyfile(built.expected, partial)
-    manifest.write(model.expected_from, made_from, {}, [model.expected])
+    manifest.write(model.expected_from, _expected_from(identity, built), {}, [model.expected])
+
+
+def _expected_from(identity: Mapping[str, str], built: Built) -> str:
+    return digests.of_text(*identity.values(), digests.of_file(built.inputs))
 
 
 def _shipped_before(out: CompiledFiles, identity: Mapping[str, str]) -> CompiledFiles | None:

@@ -14,6 +14,7 @@ from lib.contracts import manifest, tables
 from lib.contracts.errors import VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import RESULTS, SUBGRAPHS
+from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
 from lib.models.source import Source
 from lib.tir.numerics import random_values, relative_error
@@ -86,7 +87,8 @@ def test_a_library_that_crashes_now_is_replaced_whatever_it_was(started, cpu, po
     facts.pop("files")
     manifest.write(out.manifest, facts.pop("inputs"), facts, [out.library, out.params, out.results])
 
-    compile.run(started.model, started.families, rounds, cpu, QUICK, pool, provenance=PROVENANCE, out=out)
+    others = replace(QUICK, turns=1)  # else it would not be made again
+    compile.run(started.model, started.families, rounds, cpu, others, pool, provenance=PROVENANCE, out=out)
 
     assert manifest.read(out.manifest)["shipped"] == "tuned"
     assert out.library.read_bytes() != b"no library"
@@ -105,19 +107,48 @@ def test_what_a_model_should_compute_is_computed_once_and_again_if_that_is_damag
 
     monkeypatch.setattr(compile.building, "build_all", watched)
 
-    def error():
+    def error(name):
+        out = CompiledFiles(tmp_path / name)
         compile.run(
-            model, started.families, started.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE,
-            out=CompiledFiles(tmp_path / "compiled"),
+            model, started.families, started.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE, out=out
         )  # fmt: skip
-        return manifest.read(tmp_path / "compiled" / "manifest.json")["max_error"]
+        return manifest.read(out.manifest)["max_error"]
 
-    first, second = error(), error()
+    first, second = error("first"), error("second")
     model.expected.write_bytes(model.expected.read_bytes()[:-1] + b"?")
-    third = error()
+    third = error("third")
 
     assert ["checked" in each for each in built] == [True, False, True]
     assert first == second == third
+
+
+def test_a_library_of_the_same_candidates_is_not_made_again(started, cpu, pool, tmp_path, monkeypatch):
+    out = CompiledFiles(tmp_path / "compiled")
+
+    def compile_again(inputs, config=QUICK):
+        compile.run(
+            started.model, started.families, started.run.rounds(1), cpu, config, pool,
+            provenance=Provenance(inputs, inputs), out=out,
+        )  # fmt: skip
+        return manifest.read(out.manifest)
+
+    first, results = compile_again("first"), out.results.read_bytes()
+    monkeypatch.setattr(compile, "_build", None)  # whoever calls it fails
+    second = compile_again("second")
+    damaged = out.library.read_bytes()
+    out.library.write_bytes(damaged[:-1])
+
+    assert (second["inputs"], second["session"], second["earlier"]) == (
+        "second", "second", [{"session": "first", "clock": first["clock"]}],
+    )  # fmt: skip
+    assert out.results.read_bytes() == results
+    changed = ("inputs", "session", "earlier", "clock")
+    assert {k: v for k, v in second.items() if k not in changed} == {k: v for k, v in first.items() if k not in changed}
+    with pytest.raises(TypeError):  # a damaged one is
+        compile_again("third")
+    out.library.write_bytes(damaged)
+    with pytest.raises(TypeError):  # and one that was checked otherwise
+        compile_again("fourth", replace(QUICK, tolerance=1e-2))
 
 
 def test_the_manifest_says_what_was_verified_and_how_fast_it_is(compiled, cpu):
