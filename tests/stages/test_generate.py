@@ -51,7 +51,7 @@ def test_a_later_round_takes_the_bottleneck_with_its_familys_model(started, seco
 
     assert plan["kind"] == "bottleneck"
     assert costs[plan["subgraph_id"]] == max(costs.values())
-    assert {row["origin"] for row in rows} == {"evolved", "sampled"}
+    assert {"evolved"} <= {row["origin"] for row in rows} <= {"evolved", "sampled"}  # no new one may be sampled
     assert all(row["score"] is not None for row in rows)
 
 
