@@ -328,7 +328,7 @@ def find(tmp_path: Path, pattern: str) -> list[Path]:
 MOMENTS = {
     "in the warm-up": lambda path: any(f.read_text().count("\n") >= 7 for f in find(path, "rounds/0000/*.jsonl")),
     "in a search": lambda path: find(path, "rounds/0000/training.parquet"),
-    "in a round": lambda path: any(f.read_text().count("\n") >= 2 for f in find(path, "rounds/0001/*.jsonl")),
+    "in a round": lambda path: any(f.read_text().count("\n") >= 2 for f in find(path, "rounds/000[1-9]/*.jsonl")),
     "in the compilation": lambda path: find(path, "compiled/building-*"),
 }
 
