@@ -167,10 +167,8 @@ def tunable(artifacts: Path, model: str) -> dict[str, int]:
 
 def past_of(run: Path) -> list[RoundFiles]:
     """What a run recalled, and its finished rounds."""
-    files, count = RunFiles(run), 0
-    while files.round(count).training.exists():
-        count += 1
-    return files.past(count) if files.recalled.training.exists() else []
+    files = RunFiles(run)
+    return files.trained() if files.recalled.training.exists() else []
 
 
 def measured(rounds: Sequence[RoundFiles]) -> Counter[str]:

@@ -34,11 +34,7 @@ class _Run:
     @property
     def past(self) -> list[RoundFiles]:
         """What was recalled, and the finished rounds."""
-        files = self.tuned.run(self.files.folder.name)
-        count = 0
-        while files.round(count).training.exists():
-            count += 1
-        return files.past(count)
+        return self.tuned.run(self.files.folder.name).trained()
 
 
 def run(first: Path, second: Path, *, out: Path) -> Path:

@@ -69,7 +69,6 @@ def run(
     kept = RunFiles(past[0].run).finalists if past else None
     with clock.spent("finalists"):
         choices = choose_all(subgraphs, so_far, config, pool, say, kept)
-        peak_flops = peak.flops(target, pool)
     identity = {"model": _digest(model), "conditions": pool.conditions.id}
     before = _shipped_before(out, identity)
     digest = settings.digest(settings.deciding(config))
@@ -91,6 +90,8 @@ def run(
                 found = verify(built, untuned, config, pool, onnx, before)
                 _keep_expected(model, identity, built)
             _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
+        with clock.spent("finalists"):
+            peak_flops = peak.flops(target, pool)
         facts = {**_how_to_run(out, interface, target), "peak_flops": peak_flops, **identity, **found}
     facts |= {**made, "clock": clock.read(), "n_rounds": so_far.n_rounds, "n_trials": so_far.n_trials}
     return manifest.write(out.manifest, provenance.inputs, facts, [out.library, out.params, out.results])

@@ -42,8 +42,7 @@ def run(
         partial.write_text(text.summary(found) + "\n", encoding="utf-8")
     with tables.written_whole(out.night_page) as partial:
         partial.write_text(page.night_page(found, out.folder), encoding="utf-8")
-    facts = nights.record(found, {"written_at": now()})
-    return manifest.write(out.summarized, "", facts, [out.summary, out.night_page])
+    return manifest.write(out.summarized, "", nights.record(found, now()), [out.summary, out.night_page])
 
 
 def failed(outcomes: Mapping[str, Outcome]) -> str:

@@ -87,6 +87,13 @@ class RunFiles:
         """What was recalled, and the first `count` rounds."""
         return [self.recalled, *self.rounds(count)]
 
+    def trained(self) -> list["RoundFiles"]:
+        """What was recalled, and the rounds that have ended, whether or not they are current."""
+        count = 0
+        while self.round(count).training.exists():
+            count += 1
+        return self.past(count)
+
     @property
     def finalists(self) -> Path:
         """What was chosen of each subgraph when its best were timed again."""

@@ -131,13 +131,13 @@ def collect(
     )
 
 
-def record(night: NightRows, facts: Facts) -> dict[str, Any]:
+def record(night: NightRows, written_at: float) -> dict[str, Any]:
     """What a later page needs of this one.
 
     Args:
-        facts: Others, to be kept beside it.
+        written_at: Unix time.
     """
-    return {**facts, "models": {row.name: row.library_s for row in night.models if row.library_s}}
+    return {"written_at": written_at, "models": {row.name: row.library_s for row in night.models if row.library_s}}
 
 
 def _before(earlier: Sequence[Path]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -96,8 +97,7 @@ class History:
             past.best_after.append(past.fastest[0].latency_s if past.fastest else float("inf"))
             past.trials_after.append(past.n_trials)
             past.n_recalled += past.n_trials if is_recalled else 0
-            is_exhausted = row["kind"] == EXHAUSTED
-            past.fill = 0.0 if is_exhausted else found[row["subgraph_id"]] / max(1, row["num_trials"])
+            past.fill = 0.0 if row["kind"] == EXHAUSTED else _fill(row, found)
             self.last_kind, self.last_subgraph, self.last_family = (
                 row["kind"],
                 row["subgraph_id"],
@@ -123,8 +123,16 @@ class History:
 def exhausted(plan: pa.Table, candidates: pa.Table) -> list[str]:
     """The subgraphs of which a round's search found hardly any of the candidates that it was to find."""
     found = Counter(candidates["subgraph_id"].to_pylist())
-    return [row["subgraph_id"] for row in plan.to_pylist()
-            if found[row["subgraph_id"]] < _LEAST_FILL * max(1, row["num_trials"])]  # fmt: skip
+    return [row["subgraph_id"] for row in plan.to_pylist() if _fill(row, found) < _LEAST_FILL]
+
+
+def _fill(row: Mapping[str, Any], found: Mapping[str, int]) -> float:
+    """How many of the candidates that a row of a plan asks for were found, as a share.
+
+    Args:
+        found: A count by subgraph; 0 for those of which nothing was.
+    """
+    return found[row["subgraph_id"]] / max(1, int(row["num_trials"]))
 
 
 def model_latency_s(history: History, weights: Mapping[str, float]) -> float:

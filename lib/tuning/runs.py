@@ -8,7 +8,6 @@ have is newer than the run, which had what is now its default.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from lib.contracts import digests, settings, tables
@@ -73,7 +72,7 @@ def find(model: ModelFiles, identity: Identity) -> Found:
     own = model.run(f"{identity.title}-{digest}")
     others, unreadable = [], []
     for folder in sorted(own.folder.parent.iterdir()) if own.folder.parent.is_dir() else []:
-        found = _read(RunFiles(folder).settings)
+        found = settings_of(RunFiles(folder))
         if found is None:
             if folder != own.folder:
                 unreadable.append(folder.name)
@@ -99,12 +98,8 @@ def record(files: RunFiles, identity: Identity) -> None:
 
 def settings_of(files: RunFiles) -> dict[str, Any] | None:
     """The settings that name a run, by `[section] name`; None if they are not there or damaged."""
-    return _read(files.settings)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
     try:
-        return _flat(json.loads(path.read_text())["deciding"])
+        return _flat(json.loads(files.settings.read_text())["deciding"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
