@@ -2,7 +2,7 @@
 
     ExtractSubgraphs -> ClusterFamilies -> RecallMeasurements -> TrainFamilyModels(-1)
         -> [GenerateCandidates(r) -> MeasureCandidates(r) -> TrainFamilyModels(r)] for r = 0, 1, ...
-        -> CompileModel -> Report
+        -> CompileModel -> Report                              (--trials 0: ForetellCandidates in place of rounds)
 
 `TuneModel` asks for rounds until a limit is reached, then compiles and reports. A task is complete if its output was
 made from what its inputs are now: digests in the files decide. A stage started alone says what is missing before it.
@@ -22,7 +22,7 @@ from luigi.task import externalize
 
 from lib.contracts import digests, manifest, schemas, tables
 from lib.contracts.errors import ConfigError, TunerError
-from lib.contracts.files import RECALLED, RoundFiles
+from lib.contracts.files import FORETOLD, RECALLED, RoundFiles
 from lib.contracts.tables import Provenance, made_from
 from lib.measure import factory
 from lib.options import Options, Table, options
@@ -30,6 +30,7 @@ from lib.report import console
 from lib.report.nights import Outcome
 from lib.scheduling import Choice, Float, Int, MeasuringTask, StageTask, Text, is_asked_for, section, tell_unread
 from lib.tuning import budget, cost_model, history, planning, runs
+from lib.tuning.base import bases_of
 from lib.tuning.budget import TRIALS_PER_SUBGRAPH, Budget, Standing
 from lib.tuning.families import ALGORITHMS
 from lib.tuning.history import History
@@ -43,6 +44,7 @@ from stages import (
     compile,
     export_database,
     extract,
+    foretell,
     generate,
     import_database,
     join,
@@ -249,6 +251,30 @@ class RecallMeasurements(RoundTask):
         )  # fmt: skip
 
 
+class ForetellCandidates(RoundTask):
+    """Choose by model what is never measured: for a library without trials."""
+
+    round: int = Int(default=FORETOLD, description=argparse.SUPPRESS)
+    schema = schemas.CANDIDATES
+    path = property(lambda self: self.files.candidates)
+
+    @property
+    def sources(self) -> list[Table]:  # type: ignore[override]
+        before = self.given.run_files.recalled
+        return [self.given.subgraphs, self.given.clustered, (before.training, schemas.TRAINING)]
+
+    def requires(self) -> luigi.Task:
+        return self.recalled
+
+    def work(self) -> None:
+        self.status("foretelling candidates")
+        given = self.given
+        foretell.run(
+            given.subgraphs[0], given.clustered[0], given.run_files.recalled, given.compile_target, given.search,
+            given.base_models, seed=self.seed, provenance=self.provenance, out=self.files,
+        )  # fmt: skip
+
+
 class GenerateCandidates(RoundTask):
     """Plan a round and search its candidates."""
 
@@ -266,8 +292,8 @@ class GenerateCandidates(RoundTask):
         given, past = self.given, self.given.run_files.past(self.round)
         generate.run(
             given.subgraphs[0], given.clustered[0], past, given.compile_target, given.plan, given.search,
-            seed=self.seed, provenance=self.provenance, out=self.files,
-            models=given.tuned_files.models if self.models else None,
+            seed=self.seed, bases=given.base_models, recorded=given.recorded, provenance=self.provenance,
+            out=self.files, models=given.tuned_files.models if self.models else None,
         )  # fmt: skip
 
 
@@ -324,7 +350,11 @@ class TrainFamilyModels(RoundTask):
             console.tell(f"warning: [train] device = cuda: {reason}, so cost models train on the CPU")
             config = replace(config, device="cpu")
         past = self.given.run_files.past(self.round + 1)
-        train.run(self.given.clustered[0], past, config, seed=self.seed, provenance=self.provenance, out=self.files)
+        bases = bases_of(tables.read(*self.given.subgraphs), tables.read(*self.given.clustered), self.given.base_models)
+        train.run(
+            self.given.clustered[0], past, config, seed=self.seed, provenance=self.provenance, out=self.files,
+            base_of=bases,
+        )  # fmt: skip
 
 
 class FinalTask(TunerTask, StageTask):
@@ -334,7 +364,14 @@ class FinalTask(TunerTask, StageTask):
 
     @cached_property
     def past(self) -> list[RoundFiles]:
-        return self.given.run_files.past(self.finished_rounds() if self.rounds < 0 else self.rounds)
+        """What was recalled, and the rounds; where there are none, what was foretold, if anything was."""
+        count = self.finished_rounds() if self.rounds < 0 else self.rounds
+        found = self.given.run_files.past(count)
+        return [*found, self.clone(ForetellCandidates).files] if not count and self.is_foretold else found
+
+    @property
+    def is_foretold(self) -> bool:
+        return self.clone(ForetellCandidates).is_current()
 
     @property
     def folders(self) -> list[Path]:
@@ -354,6 +391,8 @@ class CompileModel(FinalTask, MeasuringTask):
     def requires(self) -> luigi.Task:
         """Round 0, where neither that nor anything recalled is there: else nothing would be tuned."""
         last = self.past[-1]
+        if last.is_foretold:
+            return externalize(self.clone(ForetellCandidates))
         is_empty = last.is_recalled and not (last.plan.exists() and len(tables.read(last.plan, schemas.PLAN)))
         return externalize(self.clone(TrainFamilyModels, round=0 if is_empty else last.number))
 
@@ -380,7 +419,7 @@ class Report(FinalTask):
     path = property(lambda self: self.given.shipped.reported)
 
     def requires(self) -> luigi.Task:
-        return externalize(self.clone(CompileModel, rounds=self.past[-1].number + 1))
+        return externalize(self.clone(CompileModel, rounds=max(0, self.past[-1].number + 1)))
 
     @property
     def provenance(self) -> Provenance:
@@ -473,7 +512,7 @@ class ImportDatabase(DatabaseTask):
 class TuningTask(TunerTask):
     """Asks for rounds until the first of its limits is reached."""
 
-    trials: int = Int(default=0, description="end after so many; 0: no limit")
+    trials: int = Int(default=-1, description="end after so many; 0: measure nothing, go by models; -1: no limit")
     minutes: float = Float(default=0.0, description="end after so many minutes of tuning; 0: no limit")
     trials_per_subgraph: int = Int(
         default=TRIALS_PER_SUBGRAPH, description="if there is no limit: end after so many a subgraph, by its time"
@@ -485,7 +524,7 @@ class TuningTask(TunerTask):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.limits = Budget(self.trials or None, 60 * self.minutes or None)
+        self.limits = Budget(None if self.trials == -1 else self.trials, 60 * self.minutes or None)
         if self.trials_per_subgraph < 1:
             raise ConfigError(f"--trials-per-subgraph must be at least 1, but got {self.trials_per_subgraph}.")
 
@@ -568,6 +607,8 @@ class TuneModel(TuningTask):
         while not (standing := self.look()).ended:  # goes round where another process did what it asks for
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
+        if self.trials == 0 and not self._finished:
+            yield self.clone(ForetellCandidates)
         if not self.given.measured_on.can_compile:
             console.show(
                 f"Nothing is compiled from replayed measurements; the tables are in {self.given.run_files.folder}"
@@ -605,7 +646,7 @@ class DeliverModel(FinalTask):
     @property
     def stages(self) -> list[StageTask]:
         kinds = [CompileModel] if self.is_early else [CompileModel, Report]
-        return [self.clone(stage, rounds=self.past[-1].number + 1) for stage in kinds]
+        return [self.clone(stage, rounds=max(0, self.past[-1].number + 1)) for stage in kinds]
 
     def run(self) -> None:
         """No lock of its own is held: its stages take that of the run."""
@@ -652,6 +693,8 @@ class TuneModels(TuningTask):
                     yield task.clone(is_early=True)
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
+        if self.trials == 0 and not self._finished:
+            yield self.clone(ForetellCandidates)
         for task in self.deliveries():
             yield task
         self.summarize()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.contracts import digests, settings
+from lib.contracts.errors import ConfigError
 from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, SUBGRAPHS
 from lib.graph.algorithms import AlgorithmConfig
@@ -21,9 +22,10 @@ from lib.models import listing
 from lib.models.listing import Listed
 from lib.models.source import Source
 from lib.models.zoo import catalogue
-from lib.search.evolution import SearchConfig
+from lib.search.evolution import METASCHEDULE, RECORDED, SearchConfig
 from lib.search.spaces import table
 from lib.tuning import runs
+from lib.tuning.base import BaseModels, base_models
 from lib.tuning.cost_model import TrainConfig
 from lib.tuning.memory import Memory, MemoryConfig
 from lib.tuning.planning import PlanConfig
@@ -132,6 +134,26 @@ class Options:
     def train(self) -> TrainConfig:
         """`[train]`."""
         return self.configured(TrainConfig, "train")
+
+    @property
+    def recorded(self) -> Path | None:
+        """Where the only candidates are, if `[generate] spaces` says so.
+
+        Raises:
+            ConfigError: It does, but nothing is replayed.
+        """
+        if self.search.spaces != RECORDED:
+            return None
+        if not isinstance(self.measured_on, devices.Replay):
+            raise ConfigError("[generate] spaces = recorded needs measurements of them: --devices replay:FOLDER.")
+        return self.measured_on.folder
+
+    @property
+    def base_models(self) -> BaseModels:
+        """What cost models begin with on this target. They know this project's spaces; in MetaSchedule's they cost
+        trials."""
+        is_known = self.search.spaces != METASCHEDULE
+        return base_models(self.compile_target.instructions, use=is_known and self.train.base == "yes")
 
     @cached_property
     def memory(self) -> Memory | None:

@@ -19,6 +19,7 @@ from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.tir.numerics import largest_magnitude, random_values, relative_error
 
 _ONNX_TIMEOUT_S = 60.0  # of what the model came from: to load and run it, or to time it
+_GLANCES = 2  # turns, where nothing is known that a library could be slower than
 _TURN_S = 0.5  # for which a whole model is timed before the other one has its turn
 
 
@@ -120,14 +121,16 @@ def verify(
                 libraries["untuned"] = built.library("untuned")
             if previous and error_before is not None:
                 libraries["previous"] = previous.library, previous.params
-            latencies = _latencies(session, libraries, built.inputs, config.turns, peer)
+            is_alone = len(libraries) == 1 and not untuned.seconds
+            turns = min(_GLANCES, config.turns) if is_alone else config.turns
+            latencies = _latencies(session, libraries, built.inputs, turns, peer)
     except ModelFailed as failure:
         raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
     if not runs_untuned:
-        latencies["untuned"] = [untuned.seconds]
+        latencies["untuned"] = [untuned.seconds] if untuned.seconds else []  # nothing of it is known
     is_lower_bound = not (runs_untuned or untuned.is_complete)
-    faster = median(latencies["tuned"]) < median(latencies["untuned"])
-    shipped = "tuned" if faster or is_lower_bound else "untuned"
+    is_faster = is_lower_bound or median(latencies["tuned"]) < median(latencies["untuned"])
+    shipped = "tuned" if is_faster else "untuned"
     if error_before is not None:
         before = latencies.pop("previous")
         if median(before) <= median(latencies[shipped]):

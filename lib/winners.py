@@ -15,11 +15,12 @@ from lib.contracts import digests, manifest, settings
 from lib.contracts.errors import TunerError
 from lib.measure.runner import Pool
 from lib.tir.traces import EMPTY_TRACE
-from lib.tuning.history import History, SubgraphHistory, TimedCandidate
+from lib.tuning.history import Foretold, History, SubgraphHistory, TimedCandidate
 from lib.verification import CompileConfig
 
 Say = Callable[[str], None]
 
+_FORETOLD = "foretold, not measured"
 _HOPELESS = 10  # times as slow as the fastest candidate: an untuned program that is not timed again
 
 
@@ -77,6 +78,10 @@ def choose(
     finalists = [p for p in past.fastest if p.trace != EMPTY_TRACE][: config.finalists]
     if not subgraph["tunable"]:
         return untuned
+    if not finalists and past.foretold:
+        return replace(
+            untuned, candidate_id=past.foretold[0].candidate_id, trace=past.foretold[0].trace, note=_FORETOLD
+        )
     if not finalists:
         return replace(untuned, note="no candidate worked")
     if kept is None:
@@ -95,6 +100,35 @@ def choose(
         facts = {key: value for key, value in asdict(choice).items() if key != "trace"}
         manifest.write(path, made_from, {"choice": facts}, [])
     return choice
+
+
+def without_wrong(
+    choices: Sequence[Choice],
+    subgraphs: Sequence[Mapping[str, Any]],
+    so_far: History,
+    config: CompileConfig,
+    pool: Pool,
+) -> list[Choice]:
+    """Choices in which each foretold program that cannot be built, or computes something else, gives way to the next
+    best of its subgraph that does, or to the untuned one. Others were checked when they were timed.
+
+    Args:
+        choices: Of these subgraphs, in their order.
+    """
+    return [
+        _right(choice, subgraph["workload"], so_far.of(choice.subgraph_id).foretold, config, pool)
+        if choice.note == _FORETOLD
+        else choice
+        for choice, subgraph in zip(choices, subgraphs, strict=True)
+    ]
+
+
+def _right(choice: Choice, workload: str, foretold: Sequence[Foretold], config: CompileConfig, pool: Pool) -> Choice:
+    for candidate in foretold:
+        error = pool.check(workload, candidate.trace, config.timeout_s)
+        if error is not None and error <= config.tolerance:
+            return replace(choice, candidate_id=candidate.candidate_id, trace=candidate.trace)
+    return replace(choice, candidate_id=None, trace="", note="what was foretold does not work")
 
 
 def _known(path: Path, made_from: str, untuned: Choice, finalists: Sequence[TimedCandidate]) -> Choice | None:

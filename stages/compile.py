@@ -14,7 +14,7 @@ import tvm
 from lib import building, deploy
 from lib.contracts import digests, manifest, settings, tables
 from lib.contracts.clock import Clock
-from lib.contracts.errors import CompilationError, TunerError
+from lib.contracts.errors import CompilationError, TunerError, VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
@@ -27,7 +27,7 @@ from lib.measure.runner import Pool
 from lib.tuning import history
 from lib.tuning.members import join
 from lib.verification import Built, CompileConfig, Estimate, verify
-from lib.winners import Choice, choose_all
+from lib.winners import Choice, choose_all, without_wrong
 
 Say = Callable[[str], None]
 
@@ -81,14 +81,26 @@ def run(
             interface = deploy.interface(tvm.ir.load_json(model.module.read_text()))
             built = Built(Path(work), model, interface)
             _recall_expected(model, identity, built)
-            with clock.spent("build"):
-                say("compiling the model")
-                untuned = estimate(subgraphs, choices)
-                _build(built, subgraphs, choices, target, config, runs_untuned=untuned.at_most(config.once_above_s))
-            with clock.spent("verify"):
-                say("checking the model and timing it beside the untuned one")
-                found = verify(built, untuned, config, pool, onnx, before)
-                _keep_expected(model, identity, built)
+
+            def make(choices: Sequence[Choice]) -> dict[str, Any]:
+                with clock.spent("build"):
+                    say("compiling the model")
+                    untuned = estimate(subgraphs, choices)
+                    _build(built, subgraphs, choices, target, config, runs_untuned=untuned.at_most(config.once_above_s))
+                with clock.spent("verify"):
+                    say("checking the model and timing it beside the untuned one")
+                    return verify(built, untuned, config, pool, onnx, before)
+
+            try:
+                found = make(choices)
+            except (CompilationError, VerificationError):
+                with clock.spent("verify"):
+                    right = without_wrong(choices, subgraphs, so_far, config, pool)
+                if right == choices:
+                    raise
+                choices = right
+                found = make(choices)
+            _keep_expected(model, identity, built)
             _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
         with clock.spent("finalists"):
             peak_flops = peak.flops(target, pool)

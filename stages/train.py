@@ -1,11 +1,11 @@
 """Measurements in, one model for each family out: needs Parquet and XGBoost alone."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lib.contracts import digests, tables
 from lib.contracts.clock import Clock
@@ -14,7 +14,8 @@ from lib.contracts.files import RoundFiles
 from lib.contracts.schemas import FAMILIES, TRAINING
 from lib.contracts.tables import Provenance
 from lib.tuning import history
-from lib.tuning.cost_model import Accuracy, FamilyModel, TrainConfig, accuracy, labels, train
+from lib.tuning.base import Base
+from lib.tuning.cost_model import Accuracy, FamilyModel, Samples, TrainConfig, accuracy, train, unseen_regrets
 from lib.tuning.history import RoundSamples
 
 
@@ -26,6 +27,7 @@ def run(
     seed: int,
     provenance: Provenance,
     out: RoundFiles,
+    base_of: Mapping[str, Base | None] | None = None,
 ) -> Path:
     """Train the models of the families that the last round measured; the others keep theirs.
 
@@ -35,12 +37,15 @@ def run(
         seed: Equal inputs and seeds give equal models.
         out: Gets the models and, last, the TRAINING table: which model each family has now, and how well the
             round's candidates were foretold.
+        base_of: By family: what one without enough samples has for a model, and others begin with.
 
     Raises:
         MissingInput, ContractError: An input is not there, or not what it should be.
     """
     clock = Clock()
-    family_ids = sorted(set(tables.read(families, FAMILIES)["family_id"].to_pylist()))
+    families_table = tables.read(families, FAMILIES)
+    family_ids = sorted(set(families_table["family_id"].to_pylist()))
+    bases = base_of or {}
     rounds = [history.samples(files) for files in past]
     shared: Conditions | None = None
     for files, part in zip(past, rounds, strict=True):
@@ -48,63 +53,68 @@ def run(
     earlier = _earlier_models(past)
     rows, written = [], []
     for family_id in family_ids:
+        base = bases.get(family_id)
         foretold = forecast_accuracy(rounds[-1], family_id)
-        row = earlier.get(family_id) or {
+        row = dict(earlier.get(family_id, {})) or {
             "family_id": family_id,
             "num_samples": 0,
             "model": "",
             "model_digest": "",
+            "regrets": [],
         }
-        if (rounds[-1].families == family_id).any():
+        if (rounds[-1].families == family_id).any() or (base and not row["model"]):
             with clock.spent("train"):
                 data = gather(rounds, family_id, config)
-                model = fit(data, config, seed)
+                model = fit(data, config, seed, base.model() if base else None)
+                if base is None and out.is_recalled and _has_unknown(families_table, family_id, data):
+                    row["regrets"] = unseen_regrets(data, config, seed)
             if model is not None:
                 path = out.model(family_id)
                 with tables.written_whole(path) as partial:
                     model.save(partial)
                 written.append(path)
-                row = {"family_id": family_id, "num_samples": len(data.features),
-                       "model": str(path.relative_to(out.run)), "model_digest": digests.of_file(path)}  # fmt: skip
+                row |= {"num_samples": len(data), "model": str(path.relative_to(out.run)),
+                        "model_digest": digests.of_file(path)}  # fmt: skip
         rows.append({**row, **foretold})
     table = pa.Table.from_pylist(rows, schema=TRAINING)
     return tables.write(table, out.training, TRAINING, provenance, clock=clock.read(), files=written)
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Training data of one family, oldest first."""
-
-    features: list[np.ndarray]
-    subgraphs: np.ndarray
-    latencies_s: np.ndarray
-
-
 def gather(rounds: Sequence[RoundSamples], family_id: str, config: TrainConfig) -> Samples:
-    """A family's latest `max_samples` programs."""
-    of_family = [np.flatnonzero(part.families == family_id) for part in rounds]
-    features = [part.features[i] for part, chosen in zip(rounds, of_family, strict=True) for i in chosen]
-    subgraphs = np.concatenate([part.subgraphs[chosen] for part, chosen in zip(rounds, of_family, strict=True)])
-    latencies = np.concatenate([part.latencies_s[chosen] for part, chosen in zip(rounds, of_family, strict=True)])
-    n = config.max_samples
-    return Samples(features[-n:], subgraphs[-n:], latencies[-n:])
+    """A family's latest `max_samples` programs, oldest first."""
+    of_family = [part.families == family_id for part in rounds]
+
+    def column(name: str) -> np.ndarray:
+        parts = [getattr(part, name)[chosen] for part, chosen in zip(rounds, of_family, strict=True)]
+        return np.concatenate(parts)[-config.max_samples :]
+
+    return Samples(column("features"), column("subgraphs"), column("latencies_s"))
 
 
-def fit(data: Samples, config: TrainConfig, seed: int) -> FamilyModel | None:
-    """A model, or None if too few programs were measured, or none worked."""
-    if len(data.features) < config.min_samples or np.isnan(data.latencies_s).all():
-        return None
-    return train(data.features, labels(data.latencies_s, data.subgraphs), config, seed)
+def fit(data: Samples, config: TrainConfig, seed: int, base: FamilyModel | None = None) -> FamilyModel | None:
+    """A model; the base itself, or None, if too few programs were measured, or none worked."""
+    if len(data) < config.min_samples or np.isnan(data.latencies_s).all():
+        return base
+    return train(data, config, seed, base)
+
+
+def _has_unknown(families: pa.Table, family_id: str, data: Samples) -> bool:
+    """Whether a family has a subgraph of which nothing is known, so that a first look will ask how many are enough."""
+    members = families.filter(pc.equal(families["family_id"], family_id))["subgraph_id"].to_pylist()
+    return bool(set(members) - set(data.workloads))
 
 
 def forecast_accuracy(last: RoundSamples, family_id: str) -> dict[str, float | int | None]:
     """Columns of TRAINING: how a family's candidates of the last round were foretold, a mean over subgraphs."""
     scored = (last.families == family_id) & ~np.isnan(last.scores)
     found: list[Accuracy] = []
+    ceilings: list[float] = []
     for subgraph_id in np.unique(last.subgraphs[scored]):
         chosen = scored & (last.subgraphs == subgraph_id)
         speeds = np.nan_to_num(1.0 / last.latencies_s[chosen], nan=0.0)
         found.append(accuracy(last.scores[chosen], speeds))
+        first, second = last.repeats_s[chosen][~np.isnan(last.repeats_s[chosen]).any(axis=1)].T
+        ceilings.append(accuracy(-first, 1.0 / second).pairwise)
 
     def mean(values: list[float]) -> float | None:
         known = [value for value in values if not np.isnan(value)]
@@ -113,6 +123,7 @@ def forecast_accuracy(last: RoundSamples, family_id: str) -> dict[str, float | i
     return {
         "num_predicted": int(scored.sum()),
         "pairwise_accuracy": mean([a.pairwise for a in found]),
+        "noise_ceiling": mean(ceilings),
         "rank_correlation": mean([a.rank_correlation for a in found]),
         "top_recall": mean([a.top_recall for a in found]),
     }
@@ -121,5 +132,5 @@ def forecast_accuracy(last: RoundSamples, family_id: str) -> dict[str, float | i
 def _earlier_models(past: Sequence[RoundFiles]) -> dict[str, dict[str, object]]:
     if len(past) < 2:
         return {}
-    columns = ["family_id", "num_samples", "model", "model_digest"]
+    columns = ["family_id", "num_samples", "model", "model_digest", "regrets"]
     return {row["family_id"]: row for row in tables.read(past[-2].training, TRAINING).select(columns).to_pylist()}

@@ -37,7 +37,8 @@ generations = 1
 min_repeat_s = 0.001
 device_patience_s = 10
 [train]
-min_samples = 3
+min_samples = 2
+base = no
 num_boost_round = 5
 [compile]
 finalists = 1

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 _LENGTH = 16  # hex digits: 64 bits, so that a billion ids meet with a probability of 3 %
 
@@ -18,6 +19,31 @@ def of_text(*texts: str) -> str:
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)
     return state.hexdigest()[:_LENGTH]
+
+
+def of_trace(trace: str) -> str:
+    """Digest of a trace in JSON, but for what postprocessors added: known before a program is made."""
+    try:
+        instructions, decisions = json.loads(trace)
+    except (ValueError, TypeError):  # no trace: equal texts are equal all the same
+        return of_text(trace)
+    return of_decided(before_postprocessors(instructions), sorted(decisions))
+
+
+def before_postprocessors(instructions: Sequence[Any]) -> Sequence[Any]:
+    """Those of a trace, as JSON has them, that a space's sketch made; all of them if no postprocessor came after it."""
+    end = next((n for n, instruction in enumerate(instructions) if instruction[0] == "EnterPostproc"), None)
+    return instructions[:end]
+
+
+def of_decided(instructions: Sequence[Any], decisions: Sequence[Any]) -> str:
+    """`of_trace` of a trace without postprocessors, with decisions in the order of their instructions."""
+    return of_text(json.dumps([instructions, decisions]))
+
+
+def seed(*parts: object) -> int:
+    """A seed for TVM, in [1, 2**31 - 1), from anything with a stable text."""
+    return int(of_text(*map(str, parts)), 16) % (2**31 - 2) + 1
 
 
 def file_name(label: str) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECALLED = -1  # the number of what was known before round 0
+FORETOLD = -2  # of what models foretold of it, where nothing is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class RunFiles:
 
     def round(self, number: int) -> "RoundFiles":
         return RoundFiles(self.folder, number)
+
+    @property
+    def foretold(self) -> "RoundFiles":
+        """What models foretold without a measurement: read like a round, in place of them."""
+        return self.round(FORETOLD)
 
     def rounds(self, count: int) -> list["RoundFiles"]:
         return [self.round(number) for number in range(count)]
@@ -163,8 +169,19 @@ class RoundFiles:
         return self.number == RECALLED
 
     @property
+    def is_foretold(self) -> bool:
+        """Whether nothing of it is measured."""
+        return self.number == FORETOLD
+
+    @property
+    def is_round(self) -> bool:
+        """Whether something was, or is, to be measured in it."""
+        return self.number >= 0
+
+    @property
     def folder(self) -> Path:
-        return self.run / "recalled" if self.is_recalled else self.run / "rounds" / f"{self.number:04d}"
+        names = {RECALLED: "recalled", FORETOLD: "foretold"}
+        return self.run / names[self.number] if self.number in names else self.run / "rounds" / f"{self.number:04d}"
 
     @property
     def plan(self) -> Path:

@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from lib.contracts.statuses import Status
 
-N_FEATURES = 164  # columns of MetaSchedule's PerStoreFeature without workload features
-FEATURE_VERSION = "per-store-164-tvm-0.27"  # a model trained on other features must not score these
+# Of the trace, and, of programs of MetaSchedule's spaces, of PerStoreFeature: see lib.search.features.
+N_FEATURES = 55 + 2 * 164
+FEATURE_VERSION = "nest-1+per-store-tvm-0.27"  # a model trained on other features must not score these
 
 
 def _col(name: str, dtype: pa.DataType, unit: str, doc: str, *, null: bool = False) -> pa.Field:
@@ -65,7 +66,7 @@ FAMILIES = _schema(
 
 PLAN = _schema(
     "plan",
-    1,
+    2,
     [
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
         _col("family_id", pa.string(), "1", "key of FAMILIES"),
@@ -78,24 +79,26 @@ PLAN = _schema(
         _col("num_trials", pa.int32(), "trials", "how many candidates are asked for"),
         _col("promise", pa.float64(), "s", "what further tuning is expected to save per inference", null=True),
         _col("note", pa.string(), "1", "why this subgraph, for the log"),
+        _col("num_spared", pa.int32(), "trials", "of a first look without a model, that the model made needless"),
     ],
 )
 
 CANDIDATES = _schema(
     "candidates",
-    2,
+    3,
     [
         _col("candidate_id", pa.string(), "1", "digest of subgraph and trace"),
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
         _col("family_id", pa.string(), "1", "key of FAMILIES"),
-        _col("origin", pa.string(), "1", "untuned (an empty trace) | sampled | evolved | imported"),
+        _col("origin", pa.string(), "1", "untuned (an empty trace) | sampled | evolved | adapted | imported"),
         _col("space", pa.string(), "1", "whose program it is: a space of this project by its name (contraction, ...); "
              "metaschedule: TVM's, also where a space of this project fails; none: untuned; imported: a database's"),
         _col("program_hash", pa.string(), "1", "TVM's structural hash of the scheduled module: equal programs"),
         _col("score", pa.float32(), "1", "the family model's prediction; null if there was none", null=True),
         _col("trace", pa.string(), "JSON", "schedule decisions, postprocessors included"),
-        _col("features", _list_of(pa.list_(pa.field("element", pa.float32(), nullable=False), N_FEATURES)), "1",
-             f"PerStoreFeature: one row of {N_FEATURES} for each store of the program"),
+        _col("donor", pa.string(), "1", "of an adapted one: the subgraph whose trace it was; empty for others"),
+        _col("features", _list_of(pa.float32()), "1",
+             f"the first of at most {N_FEATURES}, see lib.search.features; empty where none are known"),
     ],
 )  # fmt: skip
 
@@ -133,7 +136,7 @@ MEASUREMENTS = _schema(
 # A candidate with its measurement, as the memory keeps it: what the search of any later run may need of it.
 REMEMBERED = _schema(
     "remembered",
-    1,
+    2,
     [
         _col("core_operator", pa.string(), "1", "of its subgraph"),
         _col("operators", _list_of(pa.string()), "1", "of its subgraph"),
@@ -142,9 +145,20 @@ REMEMBERED = _schema(
     ],
 )
 
+# How the memory was written before programs had one vector of features: rows of each store.
+REMEMBERED_1 = _schema(
+    "remembered",
+    1,
+    [
+        field if field.name != "features"
+        else field.with_type(_list_of(pa.list_(pa.field("element", pa.float32(), nullable=False), 164)))
+        for field in REMEMBERED if field.name != "donor"
+    ],
+)  # fmt: skip
+
 TRAINING = _schema(
     "training",
-    1,
+    2,
     [
         _col("family_id", pa.string(), "1", "key of FAMILIES"),
         _col("num_samples", pa.int32(), "candidates", "that the model was trained on; 0 if it has none yet"),
@@ -152,8 +166,13 @@ TRAINING = _schema(
         _col("model_digest", pa.string(), "1", "of that file; empty if it has none yet"),
         _col("num_predicted", pa.int32(), "candidates", "of this round, scored before they were trained on"),
         _col("pairwise_accuracy", pa.float64(), "1", "share of their pairs ordered right", null=True),
+        _col("noise_ceiling", pa.float64(), "1", "share of those that the first and the last repeat order alike: "
+             "what can be foretold at most", null=True),
         _col("rank_correlation", pa.float64(), "1", "Spearman's, predicted score with speed", null=True),
         _col("top_recall", pa.float64(), "1", "share of the fastest eighth among the best scored quarter", null=True),
+        _col("regrets", _list_of(pa.float64()), "1", "of the best of the first 1, 2, ... programs of subgraphs that "
+             "such a model was not trained on, against the fastest; empty where that is not known, or there is a base "
+             "model, which has its own"),
     ],
 )  # fmt: skip
 

@@ -34,6 +34,12 @@ class CpuTarget:
         parts = json.loads(self.text)
         return f"{parts['kind']}-{parts.get('mcpu', 'generic')}-{self.threads}t-{self.vector_bits}b"
 
+    @property
+    def instructions(self) -> str:
+        """Class of targets for which the same programs are fast: `avx512`, `avx2`, or empty for any other."""
+        is_x86 = json.loads(self.text).get("mtriple", "x86_64").startswith(("x86_64", "i386"))
+        return {512: "avx512", 256: "avx2"}.get(self.vector_bits, "") if is_x86 else ""
+
     def tvm(self) -> Target:
         """The TVM object."""
         return Target(self.text)
@@ -47,6 +53,7 @@ class GpuTarget:
     threads: int  # of the CPU beside it, for compilers
 
     kind = "cuda"
+    instructions = ""  # see `CpuTarget.instructions`
 
     @property
     def name(self) -> str:

@@ -112,7 +112,8 @@ def draw_curve(points: pa.Table, measured: Mapping[str, Sequence[float]], title:
         axes.grid(which="both", alpha=0.3)
     figure.axes[0].set_ylabel("latency of the model, ms")
     figure.axes[1].legend(loc="upper right")
-    figure.suptitle(f"{title} (untuned: {median(measured['untuned']) * 1e3:,.1f} ms)")
+    untuned = f" (untuned: {median(measured['untuned']) * 1e3:,.1f} ms)" if measured["untuned"] else ""
+    figure.suptitle(f"{title}{untuned}")
     figure.savefig(out, dpi=_DPI)
 
 

@@ -205,7 +205,7 @@ def _seconds_of(past: Sequence[RoundFiles], counts: Mapping[str, int]) -> dict[s
     """
     found: Counter[str] = Counter()
     for files in past:
-        if files.is_recalled:
+        if not files.is_round:
             continue
         plan = tables.read(files.plan, PLAN).to_pylist()
         asked = sum(row["num_trials"] for row in plan) or 1

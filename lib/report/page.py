@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from lib.report.nights import ModelRow, NightRows
 from lib.report.rows import RunRows, SubgraphRow
-from lib.report.text import counted, milliseconds
+from lib.report.text import counted, learned, milliseconds
 from lib.report.treemap import Box, layout
 from lib.tir.numerics import VANISHING
 
@@ -61,6 +61,7 @@ def run_page(run: RunRows, folder: Path) -> str:
         run=run,
         verdict=verdict(run),
         cost=_cost(run),
+        learned=learned(run),
         precision=", ".join(run.dtypes) or "no floats",
         map=treemap(run.subgraphs),
         ranked=_with_room(sorted(run.subgraphs, key=lambda row: -row.time_s)),
@@ -166,7 +167,7 @@ def verdict(run: RunRows) -> str:
         )
     if run.facts["shipped"] == "untuned":
         told.append("; nothing faster than the untuned model was found")
-    else:
+    elif run.untuned_s:
         least = "at least " if run.facts["untuned_is_lower_bound"] else ""
         estimated = ", estimated" if run.facts["untuned_estimated"] else ""
         told.append(
@@ -233,7 +234,7 @@ def _row_facts(row: SubgraphRow, peak: float | None) -> list[tuple[str, str]]:
     failed = f"; failed: {counted(row.failures)}" if row.failures else ""
     facts.append(("measured", f"{row.trials} new trials{known}{failed}"))
     if row.program:
-        facts.append(("shipped", f"{row.origin}" + (f", register tile {row.program.tile}" if row.program.tile else "")))
+        facts.append(("shipped", row.source + (f", register tile {row.program.tile}" if row.program.tile else "")))
     if row.max_error is not None:
         facts.append(("error", f"{row.max_error:.1e} of the largest value"))
     if row.note:

@@ -19,17 +19,18 @@ import tvm
 from lib.contracts import manifest, tables
 from lib.contracts.conditions import Conditions
 from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles
-from lib.contracts.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, RESULTS, SUBGRAPHS, TRAINING
+from lib.contracts.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, PLAN, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.statuses import Status
 from lib.report import accounting
 from lib.report.accounting import Record
 from lib.tir import traces
 from lib.tir.outline import outline
 from lib.tuning import history
-from lib.tuning.history import History, SubgraphHistory, TimedCandidate
+from lib.tuning.history import FORETOLD, History, SubgraphHistory, TimedCandidate
 from lib.tuning.members import join
 
 _BEST = 5  # candidates of a subgraph that are listed
+_OF_TRIALS = ("search", "build", "run", "train")  # kinds of seconds
 _ERROR_LENGTH = 400  # characters of an error message that are kept
 
 Facts = Mapping[str, Any]  # a manifest's
@@ -41,7 +42,7 @@ class Candidate:
 
     candidate_id: str
     latency_s: float  # when it was measured in its round
-    origin: str  # memory, imported, sampled, evolved; or untuned
+    origin: str  # memory, imported, sampled, evolved, adapted; foretold if never measured; or untuned
     space: str
     round: int
     score: float | None  # as its family's model foretold it
@@ -75,8 +76,14 @@ class SubgraphRow:
     max_error: float | None
     note: str
     origin: str  # of what is shipped, as in `Candidate`
+    donor: str  # whose trace was adapted, if that was: its name, or the id of what is known from other models
     program: Program | None  # None: untuned
     best: tuple[Candidate, ...]
+
+    @property
+    def source(self) -> str:
+        """Where what is shipped is from, with the donor if it has one."""
+        return f"{self.origin} from {self.donor}" if self.donor else self.origin
 
     @property
     def time_s(self) -> float:
@@ -102,6 +109,7 @@ class Accuracy:
     n_samples: int
     n_foretold: int
     pairwise: float | None  # means over rounds
+    ceiling: float | None  # that noise sets: how many of the pairs two repeats order alike
     rank_correlation: float | None
     top_recall: float | None
 
@@ -125,6 +133,7 @@ class RunRows:
     n_rounds: int
     n_trials: int
     n_recalled: int
+    n_spared: int  # trials of first looks that models made needless
     conditions: Conditions | None
     dtypes: tuple[str, ...]  # that its subgraphs compute in
     subgraphs: tuple[SubgraphRow, ...]
@@ -134,13 +143,20 @@ class RunRows:
     curve: pa.Table  # see `curve_points`
 
     @property
+    def trial_s(self) -> float:
+        """Seconds of a trial, all stages of a round together; 0 where there was none."""
+        return sum(self.seconds.get(kind, 0.0) for kind in _OF_TRIALS) / self.n_trials if self.n_trials else 0.0
+
+    @property
     def tuned_s(self) -> float:
         """Latency of what is shipped."""
         return median(self.facts["latencies_s"]["untuned" if self.facts["shipped"] == "untuned" else "tuned"])
 
     @property
-    def untuned_s(self) -> float:
-        return median(self.facts["latencies_s"]["untuned"])
+    def untuned_s(self) -> float | None:
+        """None if nothing of it was timed, as without trials."""
+        found = self.facts["latencies_s"]["untuned"]
+        return median(found) if found else None
 
     @property
     def onnxruntime_s(self) -> float | None:
@@ -174,6 +190,7 @@ def collect(
         n_rounds=so_far.n_rounds,
         n_trials=so_far.n_trials,
         n_recalled=sum(each.n_recalled for each in so_far.subgraphs.values()),
+        n_spared=n_spared(past),
         conditions=so_far.conditions,
         dtypes=tuple(sorted({dtype for main in workloads.values() for dtype in _dtypes(main)})),
         subgraphs=tuple(_subgraph_rows(subgraphs, workloads, compiled, so_far, past)),
@@ -195,8 +212,11 @@ def _subgraph_rows(
     fastest = {row["subgraph_id"]: so_far.of(row["subgraph_id"]).fastest for row in subgraphs}
     listed = {each.candidate_id for found in fastest.values() for each in found[:_BEST]}
     made = _made({*listed, *(result["candidate_id"] for result in results)}, past)
+    names = {row["subgraph_id"]: row["name"] for row in subgraphs}
     return [
-        _subgraph_row(subgraph, result, workloads[subgraph["subgraph_id"]], so_far.of(subgraph["subgraph_id"]), made)
+        _subgraph_row(
+            subgraph, result, workloads[subgraph["subgraph_id"]], so_far.of(subgraph["subgraph_id"]), made, names
+        )
         for subgraph, result in zip(subgraphs, results, strict=True)
     ]
 
@@ -207,6 +227,7 @@ def _subgraph_row(
     main: Any,
     past: SubgraphHistory,
     made: Mapping[str, Mapping[str, Any]],
+    names: Mapping[str, str],
 ) -> SubgraphRow:
     shipped = made.get(result["candidate_id"])
     return SubgraphRow(
@@ -225,14 +246,20 @@ def _subgraph_row(
         max_error=result["max_error"],
         note=result["note"],
         origin=shipped["origin"] if shipped else "untuned",
+        donor=names.get(shipped["donor"], shipped["donor"]) if shipped else "",
         program=_program(main, shipped["trace"]) if shipped else None,
         best=tuple(_candidate(each, made[each.candidate_id]) for each in past.fastest[:_BEST]),
     )
 
 
+def n_spared(past: Sequence[RoundFiles]) -> int:
+    """How many trials first looks did without, since models told enough."""
+    return sum(sum(tables.read(files.plan, PLAN)["num_spared"].to_pylist()) for files in past)
+
+
 def _made(wanted: Collection[str | None], past: Sequence[RoundFiles]) -> dict[str, dict[str, Any]]:
     """Columns of some candidates, by id, with the number of their round; what was recalled is of the memory."""
-    columns = ["candidate_id", "origin", "space", "score", "trace"]
+    columns = ["candidate_id", "origin", "space", "score", "trace", "donor"]
     found: dict[str, dict[str, Any]] = {}
     values = pa.array([key for key in wanted if key], pa.string())
     for files in past:
@@ -240,6 +267,7 @@ def _made(wanted: Collection[str | None], past: Sequence[RoundFiles]) -> dict[st
         for row in rows.filter(pc.is_in(rows["candidate_id"], values)).to_pylist():
             is_of_memory = files.is_recalled and row["origin"] != "untuned"
             origin = "memory" if is_of_memory else row["origin"]
+            origin = FORETOLD if files.is_foretold and origin == "evolved" else origin
             found[row["candidate_id"]] = {**row, "origin": origin, "round": files.number}
     return found
 
@@ -291,12 +319,12 @@ def accuracies(past: Sequence[RoundFiles]) -> list[Accuracy]:
 
 def _accuracy(family_id: str, rows: Sequence[Mapping[str, Any]]) -> Accuracy:
     scored = [row for row in rows if row["num_predicted"]]
-    pairwise, rank, recall = (
+    pairwise, ceiling, rank, recall = (
         _mean([row[column] for row in scored if row[column] is not None])
-        for column in ("pairwise_accuracy", "rank_correlation", "top_recall")
+        for column in ("pairwise_accuracy", "noise_ceiling", "rank_correlation", "top_recall")
     )
     return Accuracy(
-        family_id, rows[-1]["num_samples"], sum(row["num_predicted"] for row in scored), pairwise, rank, recall
+        family_id, rows[-1]["num_samples"], sum(row["num_predicted"] for row in scored), pairwise, ceiling, rank, recall
     )
 
 
@@ -310,7 +338,7 @@ def failures(past: Sequence[RoundFiles], names: Mapping[str, str]) -> list[Failu
         chain.from_iterable(
             tables.read(files.measurements, MEASUREMENTS).select(["subgraph_id", "status", "error"]).to_pylist()
             for files in past
-            if not files.is_recalled
+            if files.is_round
         )
     )
     failed = [row for row in rows if row["status"] != Status.OK and row["subgraph_id"] in names]
@@ -335,7 +363,7 @@ def clocks(
     found = [*(("extract", path, SUBGRAPHS) for path in extracted), ("cluster", families, FAMILIES)]
     for files in past:
         found.append(("recall" if files.is_recalled else "generate", files.candidates, CANDIDATES))
-        if not files.is_recalled:
+        if files.is_round:
             found.append(("measure", files.measurements, MEASUREMENTS))
         found.append(("train", files.training, TRAINING))
     stamps = [(stage, tables.stamp(path, schema)) for stage, path, schema in found]
@@ -367,11 +395,11 @@ def curve_points(past: Sequence[RoundFiles], weights: Mapping[str, int], records
     for files in past:
         rows = tables.read(files.measurements, MEASUREMENTS).select(["subgraph_id", "latencies", "measured_at"])
         for row in sorted(rows.to_pylist(), key=lambda row: row["measured_at"]):
-            n += not files.is_recalled
+            n += files.is_round
             if row["latencies"] and row["subgraph_id"] in weights:
                 latency = median(row["latencies"])
                 best[row["subgraph_id"]] = min(latency, best.get(row["subgraph_id"], latency))
-            if len(best) == len(weights) and not files.is_recalled:
+            if len(best) == len(weights) and files.is_round:
                 add(row["measured_at"])
         if files.is_recalled and len(best) == len(weights):
             add(min(record.clock["started"] for record in records))

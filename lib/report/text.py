@@ -1,6 +1,7 @@
 """Text that a person reads: tables, the report of a run, the summary of a night."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -30,7 +31,7 @@ def report(run: RunRows) -> str:
         f"{run.title}\n{_cost(run)}; {run.facts['device']}, {run.facts['threads']} threads",
         subgraph_table(run.subgraphs),
         model_lines(run),
-        accuracy_table(run.accuracies),
+        f"{accuracy_table(run.accuracies)}\n{learned(run)}",
         time_table(run.seconds),
     ]
     return "\n\n".join(parts)
@@ -55,6 +56,7 @@ def subgraph_table(subgraphs: Sequence[SubgraphRow]) -> str:
         "tuned us",
         "speed-up",
         "GFLOP/s",
+        "from",
         "note",
     )
     return align([header, *map(_subgraph_line, subgraphs)])
@@ -73,6 +75,7 @@ def _subgraph_line(row: SubgraphRow) -> tuple[str, ...]:
         f"{after * 1e6:,.1f}" if after else "-",
         f"{before / after:.1f}x" if before and after else "-",
         f"{row.flops / 1e9:,.1f}" if row.flops else "-",
+        row.source,
         row.note,
     )
 
@@ -87,15 +90,17 @@ def model_lines(run: RunRows) -> str:
     facts, lines = run.facts, []
     for name in ("untuned", "tuned"):
         found = facts["latencies_s"][name]
+        if not found:
+            continue
         how = spread(found)
         if name == "untuned" and facts["untuned_estimated"]:
             how = "estimated from its subgraphs"
         if name == "untuned" and facts["untuned_is_lower_bound"]:
             how = "at least: estimated from those of its subgraphs that could be timed"
         lines.append(f"model {name:8s} {median(found) * 1e3:10.2f} ms  ({how})")
-    ratio = run.untuned_s / median(facts["latencies_s"]["tuned"])
     how = "" if facts["untuned_estimated"] else ", timed in turn in one process"
-    lines.append(f"speed-up {ratio:.1f}x{how}; shipped: {facts['shipped']}")
+    ratio = f"{run.untuned_s / median(facts['latencies_s']['tuned']):.1f}x{how}" if run.untuned_s else "not known"
+    lines.append(f"speed-up {ratio}; shipped: {facts['shipped']}")
     if new := facts["latencies_s"].get("new"):
         lines.append(f"the library of before stays: a new one took {median(new) * 1e3:.2f} ms beside it")
     if facts["largest_output"] < VANISHING:
@@ -132,13 +137,27 @@ def spread(latencies_s: Sequence[float]) -> str:
 
 def accuracy_table(accuracies: Sequence[Accuracy]) -> str:
     """How well each family's model foretold the candidates of a round before it was trained on them."""
-    rows: list[tuple[str, ...]] = [("cost model of", "samples", "foretold", "pairs right", "rank corr.", "top recall")]
+    rows: list[tuple[str, ...]] = [
+        ("cost model of", "samples", "foretold", "pairs right", "of", "rank corr.", "top recall")
+    ]
     rows += [
         (row.family_id, str(row.n_samples), str(row.n_foretold),
-         *(_share(value) for value in (row.pairwise, row.rank_correlation, row.top_recall)))
+         *(_share(value) for value in (row.pairwise, row.ceiling, row.rank_correlation, row.top_recall)))
         for row in accuracies
     ]  # fmt: skip
-    return align(rows)
+    return f"{align(rows)}\nof: what noise leaves to be foretold; pairs that two repeats of a measurement order alike"
+
+
+def learned(run: RunRows) -> str:
+    """What models and memory saved of trials, and of seconds by what a trial of this run took."""
+    seconds = f", about {run.n_spared * run.trial_s:,.0f} s" if run.trial_s else ""
+    known = f", about {run.n_recalled * run.trial_s:,.0f} s" if run.trial_s and run.n_recalled else ""
+    origins = Counter(row.origin for row in run.subgraphs if row.program)
+    shipped = f"; of what is shipped: {counted(origins)}" if origins else ""
+    return (
+        f"saved by what was learned before: {run.n_spared} trials of first looks{seconds}, {run.n_recalled} trials "
+        f"recalled{known}{shipped}"
+    )
 
 
 def _share(value: float | None) -> str:

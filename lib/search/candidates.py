@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from lib.contracts import digests
-from lib.contracts.schemas import CANDIDATES, N_FEATURES
+from lib.contracts.schemas import CANDIDATES
 from lib.search.evolution import Proposal
 
 
@@ -16,11 +15,6 @@ def table(proposals: Sequence[tuple[str, str, Proposal]]) -> pa.Table:
     Args:
         proposals: Each with the ids of its subgraph and its family.
     """
-    matrices = [proposal.features for _, _, proposal in proposals]
-    flat = np.concatenate([np.zeros((0, N_FEATURES), np.float32), *matrices]).astype(np.float32)
-    field = CANDIDATES.field("features").type
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), type=field.value_type)
-    offsets = np.concatenate([[0], np.cumsum([len(matrix) for matrix in matrices])]).astype(np.int32)
     columns = {
         "candidate_id": [digests.of_text(subgraph_id, proposal.trace) for subgraph_id, _, proposal in proposals],
         "subgraph_id": [subgraph_id for subgraph_id, _, _ in proposals],
@@ -30,7 +24,8 @@ def table(proposals: Sequence[tuple[str, str, Proposal]]) -> pa.Table:
         "program_hash": [proposal.program_hash for _, _, proposal in proposals],
         "score": [proposal.score for _, _, proposal in proposals],
         "trace": [proposal.trace for _, _, proposal in proposals],
+        "donor": [proposal.donor for _, _, proposal in proposals],
+        "features": [proposal.features for _, _, proposal in proposals],
     }
     arrays = [pa.array(columns[name], CANDIDATES.field(name).type) for name in columns]
-    features = pa.ListArray.from_arrays(pa.array(offsets), rows, type=field)
-    return pa.Table.from_arrays([*arrays, features], schema=CANDIDATES.remove_metadata()).cast(CANDIDATES)
+    return pa.Table.from_arrays(arrays, schema=CANDIDATES.remove_metadata()).cast(CANDIDATES)

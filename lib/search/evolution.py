@@ -1,19 +1,17 @@
-"""New candidates for one workload: MetaSchedule's evolutionary search in one space, guided by a cost model.
+"""New candidates for one workload: points of a design space, evolved under a cost model; or MetaSchedule's search.
 
-Each call starts from what was measured, so that a search keeps no state but the tables. It runs on a fixed number of
-islands, each on one thread with its own seed: TVM's own threads take work dynamically, so that with more than one of
-them the same seed gives other candidates each time.
+Each call starts from what was measured, so that a search keeps no state but the tables. In this project's spaces it
+looks at points (`lib.search.points`): thousands are drawn and changed, and only those that the model likes best become
+programs. Workloads that none of these spaces fits get MetaSchedule's space and search (`lib.search.metaschedule`).
 """
 
 import logging
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tvm
-from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
@@ -21,8 +19,8 @@ from tvm.target import Target
 from lib.contracts import digests
 from lib.contracts.errors import ConfigError
 from lib.machine import intrinsics
-from lib.search import features
-from lib.search.spaces.generators import generator, has_choices
+from lib.search import features, metaschedule, nest
+from lib.search.points import Point, Points, distinct
 from lib.search.spaces.space import Space
 from lib.search.spaces.table import SPACES, fitting
 from lib.tir import lowering
@@ -33,25 +31,30 @@ _log = logging.getLogger(__name__)
 
 METASCHEDULE = "metaschedule"  # the space that TVM has for every workload, as CANDIDATES names it
 NO_SPACE = "none"  # of the untuned program
-SPACE_CHOICES = ("own", METASCHEDULE)
+RECORDED = "recorded"  # what a replay has measurements of
+SPACE_CHOICES = ("own", METASCHEDULE, RECORDED)
+_DRAWN = 8  # points drawn for each program of a population
+_LOOK = 64  # draws after which is looked whether any of them was new
+_PARENTS = 32  # points, the best of a generation, that are changed
 
 
 class Scorer(Protocol):
     """A trained cost model."""
 
-    def predict(self, features: Sequence[np.ndarray]) -> np.ndarray: ...
+    def predict(self, features: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig:
     """Effort of one search."""
 
-    population: int = 128  # programs in a generation, over all islands
+    population: int = 128  # programs in a generation, over all islands; points: eight times as many
     generations: int = 4
-    islands: int = 2  # searched in parallel; part of the run, since it decides the candidates
+    islands: int = 2  # of MetaSchedule's search, in parallel; part of the run, since it decides the candidates
     random_share: float = 0.05  # of a round's candidates, sampled without asking the model
-    measured_share: float = 0.2  # of a population, from the best measured programs
-    spaces: str = "own"  # this project's where one fits; or `metaschedule`: TVM's for all workloads
+    measured_share: float = 0.2  # of a population of MetaSchedule's search, from the best measured programs
+    # This project's where one fits; or `metaschedule`: TVM's for all; or `recorded`: see `lib.search.recorded`.
+    spaces: str = "own"
 
     def __post_init__(self) -> None:
         if self.islands < 1 or self.population < 8 * self.islands:
@@ -64,7 +67,7 @@ class SearchConfig:
     @property
     def offered(self) -> Sequence[Space]:
         """The spaces that workloads are offered before MetaSchedule's."""
-        return SPACES if self.spaces == "own" else ()
+        return () if self.spaces == METASCHEDULE else SPACES
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,11 @@ class Proposal:
 
     trace: str  # JSON
     program_hash: str
-    origin: str  # untuned | sampled | evolved | imported
+    origin: str  # untuned | sampled | evolved | adapted | imported
     space: str  # its name, `metaschedule`, `none` if untuned, or `imported`
     score: float | None
-    features: np.ndarray  # n_stores x 164
+    features: np.ndarray  # as long as what is known of it, at most N_FEATURES
+    donor: str = ""  # of an adapted one: the subgraph whose trace it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +92,10 @@ class Measured:
 
 
 def untuned(workload: tvm.IRModule, target: Target) -> Proposal:
-    """The workload as TVM compiles it without a schedule."""
+    """The workload as TVM compiles it without a schedule; it has no features, since it is no example for any other."""
     intrinsics.load(target)
-    context = ms.TuneContext(mod=workload, target=target, num_threads=1)
     schedule = Schedule(lowering.scheduled(workload, target), debug_mask="none")
-    matrix = features.extract(context, [schedule])[0]
-    return Proposal(EMPTY_TRACE, program_hash(schedule.mod), "untuned", NO_SPACE, None, matrix)
+    return Proposal(EMPTY_TRACE, program_hash(schedule.mod), "untuned", NO_SPACE, None, np.zeros(0, np.float32))
 
 
 def sample(
@@ -108,19 +110,19 @@ def sample(
     """Up to n random programs, none of them in `known`.
 
     Args:
-        known: Hashes of programs (`program_hash`).
+        known: Hashes of programs (`program_hash`), or keys of their traces (`digests.of_trace`).
         seed: Equal seeds and arguments give equal candidates.
         spaces: The first of them that fits is sampled; else MetaSchedule's, also where that one fails or has nothing to
             choose.
     """
-    found = _sample_schedules(_Problem(workload, target, spaces), n, seed)
-    fresh = list(_distinct(found.schedules, known).items())[:n]
-    context = ms.TuneContext(mod=workload, target=target, num_threads=1)
-    matrices = features.extract(context, [schedule for _, schedule in fresh])
-    return [
-        Proposal(to_json(schedule), key, "sampled", found.space, None, matrix)
-        for (key, schedule), matrix in zip(fresh, matrices, strict=True)
-    ]
+    if n <= 0:
+        return []
+    found = points_of(workload, target, spaces, seed)
+    if found is not None:
+        drawn = _drawn(found.points, 4 * n + 64, np.random.default_rng(seed)).values()
+        return realized(found, drawn, n, known, "sampled")
+    programs = _fresh(metaschedule.sampled(workload, target, n, seed), known)[:n]
+    return _of_metaschedule(workload, target, programs, "sampled")
 
 
 def evolve(
@@ -133,190 +135,183 @@ def evolve(
     known: Collection[str],
     seed: int,
     config: SearchConfig,
+    n_random: int | None = None,
 ) -> list[Proposal]:
     """Up to n programs that the model scores best, with a few random ones; none of them in `known`.
 
     Args:
         parents: Measured programs, the fastest first; they join the first generation.
-        known: Hashes of every program that was ever measured (`program_hash`).
+        known: Of every program that was ever measured; see `sample`.
         seed: Equal seeds and arguments give equal candidates.
         config: Its `spaces` are as in `sample`.
+        n_random: How many are random; None: as the config has it, at least one.
     """
-    n_random = min(n, max(1, round(config.random_share * n)))
-    search = _Evolution(_Problem(workload, target, config.offered), model, known, n, config)
-
-    def island(number: int) -> list[Proposal]:
-        return search.island(parents[number :: config.islands], digest_seed(seed, "island", number))
-
-    with ThreadPoolExecutor(config.islands) as threads:
-        found = [proposal for part in threads.map(island, range(config.islands)) for proposal in part]
-    found.sort(key=lambda proposal: -(proposal.score or 0.0))
-    best = _distinct_proposals(found)[: n - n_random]
+    if n_random is None:
+        n_random = min(n, max(1, round(config.random_share * n)))
+    found = points_of(workload, target, config.offered, seed)
+    if found is not None:
+        best = realized(found, ranking(found.points, model, parents, seed, config), n - n_random, known, "evolved")
+    else:
+        evolved = metaschedule.evolved(
+            workload, target, n - n_random, model=Lowered(workload, target, model),
+            parents=[(parent.trace, parent.latency_s) for parent in parents], known=known, seed=seed, search=config,
+        )  # fmt: skip
+        best = _of_metaschedule(workload, target, evolved, "evolved")
     taken = {*known, *(proposal.program_hash for proposal in best)}
-    random_seed = digest_seed(seed, "random")
-    random = sample(workload, target, n - len(best), known=taken, seed=random_seed, spaces=config.offered)
-    scores = model.predict([proposal.features for proposal in random])
-    return best + [replace(proposal, score=float(score)) for proposal, score in zip(random, scores, strict=True)]
+    random = sample(
+        workload, target, n - len(best), known=taken, seed=digests.seed(seed, "random"), spaces=config.offered
+    )
+    proposals = best + random
+    scores = model.predict(features.padded([proposal.features for proposal in proposals]))
+    return [replace(proposal, score=float(score)) for proposal, score in zip(proposals, scores, strict=True)]
 
 
-def digest_seed(*parts: object) -> int:
-    """A seed for TVM, in [1, 2**31 - 1), from anything with a stable text."""
-    return int(digests.of_text(*map(str, parts)), 16) % (2**31 - 2) + 1
+def look(
+    workload: tvm.IRModule,
+    target: Target,
+    n: int,
+    *,
+    model: Scorer,
+    parents: Sequence[Measured],
+    known: Collection[str],
+    seed: int,
+    config: SearchConfig,
+) -> float:
+    """By how much, as a logarithm, the best of n new programs is faster than the parents', as the model sees it; 0 if
+    there is nothing new, or no parent that could be told."""
+    found = points_of(workload, target, config.offered, seed)
+    if found is None:
+        proposals = sample(workload, target, n, known=known, seed=seed, spaces=config.offered)
+        scores = model.predict(features.padded([proposal.features for proposal in proposals]))
+        own = Lowered(workload, target).features([apply(workload, parent.trace) for parent in parents])
+        before = model.predict(own) if len(own) else scores[:0]
+    else:
+        points = found.points
+        new = [p for p in ranking(points, model, parents, seed, config) if points.digest(p) not in known][:n]
+        old = [point for parent in parents if (point := points.of_trace(parent.trace)) is not None]
+        scores, before = (model.predict(features.padded([p.features for p in part])) for part in (new, old))
+    return float(max(scores) - max(before)) if len(scores) and len(before) else 0.0
 
 
-@derived_object
-class _Guide(ms.cost_model.PyCostModel):
-    """Scores for TVM's search; caches them, so that no program's features are computed twice."""
+def ranking(points: Points, model: Scorer, parents: Sequence[Measured], seed: int, config: SearchConfig) -> list[Point]:
+    """The points that a search comes to see, those that the model likes best first."""
+    random = np.random.default_rng(seed)
+    measured = [point for parent in parents[:_PARENTS] if (point := points.of_trace(parent.trace)) is not None]
+    seen = _drawn(points, _DRAWN * config.population, random) | distinct(measured)
+    scores: dict[object, float] = {}
+    for _ in range(config.generations):
+        _score(seen.values(), model, scores)
+        best = sorted(seen.values(), key=lambda point: -scores[point.key])[:_PARENTS]
+        each = max(1, config.population // max(1, len(best)))
+        seen |= distinct([points.changed(point, random) for point in [*best, *measured] for _ in range(each)], seen)
+    _score(seen.values(), model, scores)
+    return sorted(seen.values(), key=lambda point: -scores[point.key])
 
-    def __init__(self, model: Scorer) -> None:
-        super().__init__()
-        self.model = model
-        self.seen: dict[str, tuple[np.ndarray, float]] = {}  # by program hash: features, score
 
-    def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
-        hashes = [program_hash(candidate.sch.mod) for candidate in candidates]
-        new = {key: c.sch for key, c in zip(hashes, candidates, strict=True) if key not in self.seen}
-        matrices = features.extract(context, list(new.values()))
-        for key, matrix, score in zip(new, matrices, self.model.predict(matrices), strict=True):
-            self.seen[key] = (matrix, float(score))
-        return np.array([self.seen[key][1] for key in hashes], dtype=np.float64)
+def _drawn(points: Points, n: int, random: np.random.Generator) -> dict[object, Point]:
+    """Up to n random draws; fewer once hardly any is new."""
+    seen: dict[object, Point] = {}
+    new = 0
+    for count in range(1, n + 1):
+        point = points.draw(random)
+        new += point.key not in seen
+        seen.setdefault(point.key, point)
+        if count % _LOOK == 0:
+            if new < _LOOK // 16:
+                break
+            new = 0
+    return seen
 
-    def load(self, path: str) -> None: ...
 
-    def save(self, path: str) -> None: ...
-
-    def update(self, context: ms.TuneContext, candidates: Any, results: Any) -> None: ...
+def _score(seen: Iterable[Point], model: Scorer, scores: dict[object, float]) -> None:
+    new = [point for point in seen if point.key not in scores]
+    found = model.predict(features.padded([point.features for point in new]))
+    scores |= {point.key: float(score) for point, score in zip(new, found, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
-    """What is searched."""
+class Found:
+    """A design space of a workload, with its points."""
 
-    workload: tvm.IRModule
-    target: Target
-    spaces: Sequence[Space]  # offered in this order, before MetaSchedule's
-
-
-@dataclass(frozen=True, slots=True)
-class _Strategy:
-    """How TVM searches a space."""
-
-    search: ms.search_strategy.SearchStrategy
-    n: int  # programs asked for
-    seed: int
-    database: ms.database.MemoryDatabase
-    cost_model: ms.cost_model.CostModel
+    space: str  # its name
+    points: Points
+    lowered: "Lowered | None" = None  # what looks at programs of MetaSchedule's
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Programs of one space; equal ones may be among them."""
-
-    space: str
-    schedules: list[Schedule]
-
-
-@dataclass(frozen=True, slots=True)
-class _Evolution:
-    """An evolutionary search for n programs that are not known."""
-
-    problem: _Problem
-    model: Scorer
-    known: Collection[str]
-    n: int
-    config: SearchConfig
-
-    def island(self, parents: Sequence[Measured], seed: int) -> list[Proposal]:
-        """What one island finds."""
-        population = self.config.population // self.config.islands
-        parents = parents[: int(self.config.measured_share * population)]
-        search = ms.search_strategy.EvolutionarySearch(
-            population_size=population,
-            init_measured_ratio=self.config.measured_share,
-            init_min_unmeasured=population - len(parents),
-            max_fail_count=10,  # of sampling a whole generation in vain
-            genetic_num_iters=self.config.generations,
-            eps_greedy=0.0,  # random candidates are added outside, where they can be told apart
-        )
-        guide = _Guide(self.model)
-        # Parents may come up again; asking for as many more leaves n new ones.
-        strategy = _Strategy(search, self.n + len(parents), seed, _database(self.problem, parents), guide)
-        found = _generate(self.problem, strategy)
-        proposals = []
-        for key, schedule in _distinct(found.schedules, self.known).items():
-            matrix, score = guide.seen[key]
-            proposals.append(Proposal(to_json(schedule), key, "evolved", found.space, score, matrix))
-        return proposals
-
-
-def _sample_schedules(problem: _Problem, n: int, seed: int) -> _Found:
-    if n <= 0:
-        return _Found(NO_SPACE, [])
-    search = ms.search_strategy.ReplayTrace(max_fail_count=20)
-    # Small spaces repeat themselves: half as many again finds n distinct ones, or shows that there are fewer.
-    n_asked = n + n // 2 + 1
-    database, model = ms.database.MemoryDatabase(), ms.cost_model.RandomModel()
-    return _generate(problem, _Strategy(search, n_asked, seed, database, model))
-
-
-def _generate(problem: _Problem, strategy: _Strategy) -> _Found:
-    """Programs of the space that fits; of MetaSchedule's where none does, or that one fails or has no choices."""
-    space = fitting(problem.workload, problem.target, problem.spaces)
-    if space is not None:
-        try:
-            rules = generator(space, problem.workload, problem.target, strategy.seed)
-            found = _generate_in(rules, problem, strategy, needs_choices=True)
-        except (RuntimeError, ValueError, LookupError) as error:
-            # A night's run does not end with what one space overlooked.
-            reason = str(error).strip().rpartition("\n")[-1]
-            _log.warning("The space %r fails on a workload, which gets MetaSchedule's instead: %s", space.name, reason)
-            found = None
-        if found is not None:
-            return _Found(space.name, found)
-    return _Found(METASCHEDULE, _generate_in("post-order-apply", problem, strategy) or [])
-
-
-def _generate_in(
-    rules: ms.space_generator.SpaceGenerator | str, problem: _Problem, strategy: _Strategy, needs_choices: bool = False
-) -> list[Schedule] | None:
-    """Programs of one space; None if choices are needed, and its sketches have none."""
-    intrinsics.load(problem.target)
-    context = ms.TuneContext(
-        mod=problem.workload, target=problem.target, space_generator=rules, search_strategy=strategy.search,
-        task_name="main", rand_state=strategy.seed, num_threads=1,
-    )  # fmt: skip
-    sketches = context.generate_design_space()
-    if needs_choices and not has_choices(sketches):
+def points_of(workload: tvm.IRModule, target: Target, spaces: Sequence[Space], seed: int) -> Found | None:
+    """Those of the space that fits; None where none does, or that one fails or has no choices."""
+    space = fitting(workload, target, spaces)
+    if space is None:
         return None
-    context.pre_tuning(
-        max_trials=strategy.n, num_trials_per_iter=strategy.n, design_spaces=sketches, database=strategy.database,
-        cost_model=strategy.cost_model,
-    )  # fmt: skip
     try:
-        return [candidate.sch for candidate in context.generate_measure_candidates() or []]
-    finally:
-        context.post_tuning()
+        points = Points(workload, target, space, seed)
+        if points.has_choices and points.program(points.draw(np.random.default_rng(seed))) is not None:
+            return Found(space.name, points)
+    except (RuntimeError, ValueError, LookupError) as error:
+        # A night's run does not end with what one space overlooked.
+        reason = str(error).strip().rpartition("\n")[-1]
+        _log.warning("The space %r fails on a workload, which gets MetaSchedule's instead: %s", space.name, reason)
+    return None
 
 
-def _database(problem: _Problem, parents: Sequence[Measured]) -> ms.database.MemoryDatabase:
-    database = ms.database.MemoryDatabase()
-    token = database.commit_workload(problem.workload)
-    for parent in parents:
-        trace = apply(problem.workload, parent.trace).trace
-        record = ms.database.TuningRecord(trace, token, [parent.latency_s], problem.target, None)
-        database.commit_tuning_record(record)
-    return database
+def metaschedules(workload: tvm.IRModule, target: Target, seed: int) -> Found:
+    """The points of MetaSchedule's space.
+
+    Raises:
+        RuntimeError, ValueError: TVM cannot make its sketches.
+    """
+    return Found(METASCHEDULE, Points(workload, target, None, seed), Lowered(workload, target))
 
 
-def _distinct(schedules: Sequence[Schedule], known: Collection[str]) -> dict[str, Schedule]:
-    """Schedules by the hashes of their programs, but for those that are known."""
+def realized(found: Found, wanted: Iterable[Point], n: int, known: Collection[str], origin: str) -> list[Proposal]:
+    """The first n of some points whose programs can be made, and are not known."""
+    made: dict[str, Proposal] = {}
+    for point in wanted:
+        if len(made) >= n:
+            break
+        if found.points.digest(point) in known:
+            continue
+        try:
+            schedule = found.points.program(point)
+        except (RuntimeError, ValueError) as error:
+            _log.debug("a point has no program: %s", error)
+            continue
+        if schedule is not None and (key := program_hash(schedule.mod)) not in known and key not in made:
+            vector = found.lowered.features([schedule])[0] if found.lowered else point.features
+            made[key] = Proposal(to_json(schedule), key, origin, found.space, None, vector)
+    return list(made.values())
+
+
+def _fresh(schedules: Sequence[Schedule], known: Collection[str]) -> list[Schedule]:
+    """Each program once, but for those that are known."""
     found: dict[str, Schedule] = {}
     for schedule in schedules:
-        key = program_hash(schedule.mod)
-        if key not in known:
+        if (key := program_hash(schedule.mod)) not in known:
             found.setdefault(key, schedule)
-    return found
+    return list(found.values())
 
 
-def _distinct_proposals(proposals: Sequence[Proposal]) -> list[Proposal]:
-    return list({proposal.program_hash: proposal for proposal in reversed(proposals)}.values())[::-1]
+def _of_metaschedule(
+    workload: tvm.IRModule, target: Target, schedules: Sequence[Schedule], origin: str
+) -> list[Proposal]:
+    vectors = Lowered(workload, target).features(schedules)
+    return [
+        Proposal(to_json(schedule), program_hash(schedule.mod), origin, METASCHEDULE, None, vector)
+        for schedule, vector in zip(schedules, vectors, strict=True)
+    ]
+
+
+class Lowered:
+    """Features, and with a model scores, of programs of MetaSchedule's space."""
+
+    def __init__(self, workload: tvm.IRModule, target: Target, model: Scorer | None = None) -> None:
+        self._context = ms.TuneContext(mod=workload, target=target, num_threads=1)
+        self._described, self._model = nest.describe(workload, target), model
+
+    def features(self, schedules: Sequence[Schedule]) -> np.ndarray:
+        from_traces = [nest.features(self._described, to_json(schedule)) for schedule in schedules]
+        return features.of_lowered(self._context, schedules, from_traces)
+
+    def scores(self, schedules: Sequence[Schedule]) -> np.ndarray:
+        assert self._model is not None
+        return self._model.predict(self.features(schedules))

@@ -17,8 +17,7 @@ from tvm.target import Target
 from lib.contracts.errors import ModelError
 from lib.contracts.tables import written_whole
 from lib.machine import intrinsics
-from lib.search import features
-from lib.search.evolution import Proposal
+from lib.search.evolution import Lowered, Proposal
 from lib.tir import traces
 from lib.tir.workload import load_workload, program_hash
 
@@ -84,9 +83,8 @@ def proposal(workload: tvm.IRModule, trace: str, target: Target) -> Proposal:
     """
     intrinsics.load(target)
     schedule = traces.apply(workload, trace)
-    context = ms.TuneContext(mod=workload, target=target, num_threads=1)
-    [matrix] = features.extract(context, [schedule])
-    return Proposal(traces.to_json(schedule), program_hash(schedule.mod), "imported", "imported", None, matrix)
+    [vector] = Lowered(workload, target).features([schedule])
+    return Proposal(traces.to_json(schedule), program_hash(schedule.mod), "imported", "imported", None, vector)
 
 
 def _seconds(record: ms.database.TuningRecord) -> float:

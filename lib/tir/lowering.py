@@ -103,7 +103,8 @@ def default_schedules(target: Target) -> list[tvm.transform.Pass]:
 def scheduled(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """A module that can be compiled: see `default_schedules`."""
     with target:
-        return tvm.transform.Sequential(default_schedules(target))(module)
+        # TVM's passes change a module in place that nothing else refers to.
+        return tvm.transform.Sequential(default_schedules(target))(module.clone())
 
 
 def reference(module: tvm.IRModule, target: Target) -> tvm.IRModule:

@@ -82,7 +82,7 @@ def spent(rounds: Sequence[RoundFiles], weights: Mapping[str, float]) -> Spent:
     past = history.load(rounds)
     seconds = 0.0
     for files in rounds:
-        if files.is_recalled:
+        if not files.is_round:
             continue
         for path, schema in ((files.candidates, CANDIDATES), (files.measurements, MEASUREMENTS),
                              (files.training, TRAINING)):  # fmt: skip
@@ -116,7 +116,8 @@ def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Bu
     so_far = spent(rounds, {member.subgraph_id: member.weight for member in members})
     reasons = [(member.subgraph_id, planning.dead(past.of(member.subgraph_id), config)) for member in members]
     tried = all(past.of(member.subgraph_id).was_tried for member in members)
-    over = _reached(budget, so_far) if tried else ""  # a model needs something of each
+    # A model needs something of each; without any trial it gets what is foretold.
+    over = _reached(budget, so_far) if tried or budget.trials == 0 else ""
     if not over and not planning.plan_round(past, members, config):
         over = "no subgraph is left that can improve"
     return Standing(so_far, budget, over, [(subgraph_id, reason) for subgraph_id, reason in reasons if reason])

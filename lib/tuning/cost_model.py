@@ -1,8 +1,10 @@
-"""One XGBoost model for each family: scores programs from per-store features, learns from measurements.
+"""One XGBoost model for each family: scores programs from their features, learns from measurements and from a base.
 
-A program is a matrix `n_stores x 164`; its score is the sum of the trees' outputs over its rows, as in Ansor
-(OSDI 2020, section 5.2) and MetaSchedule's `XGBModel`. The training is our own: TVM's ignores its
-`tree_method`, predicts at random for its first 100 samples and saves pickles.
+What a model is to know is which of a workload's programs is faster, not how fast a workload can be. So it is trained on
+the differences of logarithms of latencies within each workload: a score is right up to a constant, and samples of
+workloads of which few were measured, or only slow programs, teach as much as others. That spans workloads of any size,
+which is what lets a model be trained on other models' workloads and be taken for new ones (AutoTVM, NeurIPS 2018,
+section 4): a base model's trees come first then, and those for a run's own samples correct them.
 
 XGBoost is imported where it is used: with SciPy and pandas that takes a second, which no other command need wait for.
 """
@@ -22,41 +24,51 @@ from lib.machine import host
 if TYPE_CHECKING:
     import xgboost as xgb
 
-Features = Sequence[np.ndarray]  # one float32 matrix n_stores x 164 for each program
+_SLOWEST = 2.0  # logarithm: programs that are slower, as those that failed, count as e**2 times as slow as the best
+LOOKS = 10  # programs of a first look whose regrets are told
+_FOLDS = 4  # of workloads, to tell them
+_LEAST_PROGRAMS = 5  # of a workload that takes part
+_LEAST_WEIGHT = 0.05  # of the slowest programs; the fastest of a workload weigh 1 more
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
     """How a family's model is trained."""
 
-    num_boost_round: int = 100
-    max_depth: int = 8
-    learning_rate: float = 0.15
-    min_samples: int = 16  # programs measured in a family before it gets a model
+    num_boost_round: int = 150
+    max_depth: int = 6
+    learning_rate: float = 0.1
+    subsample: float = 0.8  # of the programs, for each tree
+    colsample: float = 0.5  # of the features, for each split
+    min_samples: int = 16  # programs measured in a family before it gets a model of its own
     max_samples: int = 6000  # programs a model is trained on: the latest ones
-    slow_weight: float = 0.1  # weight of the slowest programs; the fastest of a workload weigh 1 more
+    base: str = "yes"  # begin with the base models of this project, or not: no
     device: str = limit("cpu")  # that trains: `cpu` or `cuda`
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
             raise ConfigError(f"[train] device must be cpu or cuda, but got {self.device!r}.")
+        if self.base not in ("yes", "no"):
+            raise ConfigError(f"[train] base must be yes or no, but got {self.base!r}.")
         if self.min_samples < 2 or self.max_samples < self.min_samples:
             raise ConfigError(f"[train] needs 2 <= min_samples <= max_samples, but got {self}.")
 
 
 class FamilyModel:
-    """A trained model; scores are unitless, about 1 for the fastest known program of a workload, 0 for failures."""
+    """A trained model. Scores are logarithms of speeds, up to a constant for each workload."""
 
     def __init__(self, booster: "xgb.Booster") -> None:
-        self._booster = booster
+        self.booster = booster
 
-    def predict(self, features: Features) -> np.ndarray:
-        """Scores, float32, one for each program."""
-        if not features:
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Scores, float32, one for each row.
+
+        Args:
+            features: Shape (n, N_FEATURES).
+        """
+        if not len(features):
             return np.zeros(0, dtype=np.float32)
-        rows, program = _stack(features)
-        scores = self._booster.inplace_predict(rows)
-        return np.bincount(program, weights=scores, minlength=len(features)).astype(np.float32)
+        return np.asarray(self.booster.inplace_predict(features, validate_features=False), np.float32)
 
     def save(self, path: Path) -> None:
         """Write the model as UBJSON; `path` must end in `.ubj`, since XGBoost goes by the suffix when it reads.
@@ -64,7 +76,7 @@ class FamilyModel:
         Raises:
             OSError: The disk is full, say; XGBoost itself would raise an error of its own.
         """
-        path.write_bytes(self._booster.save_raw("ubj"))
+        path.write_bytes(self.booster.save_raw("ubj"))
 
     @staticmethod
     def load(path: Path) -> "FamilyModel":
@@ -97,50 +109,127 @@ class FamilyModel:
         return FamilyModel(booster)
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Programs that were measured.
+
+    Attributes:
+        features: Shape (n, N_FEATURES).
+        workloads: Shape (n,), which workload each program belongs to.
+        latencies_s: Shape (n,), in seconds; NaN for a program that failed.
+    """
+
+    features: np.ndarray
+    workloads: np.ndarray
+    latencies_s: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
 def labels(latencies_s: np.ndarray, workloads: np.ndarray) -> np.ndarray:
-    """Targets of training in [0, 1]: best latency of the workload / latency; 0 for failures.
+    """Targets of training: the logarithm of the best latency of the workload / latency, at most 0; -2 for failures and
+    for what is slower than that. NaN where nothing of a workload works.
 
     Args:
-        latencies_s: Shape (n,), in seconds; NaN for a program that failed.
-        workloads: Shape (n,), which workload each program belongs to.
+        latencies_s, workloads: See `Samples`.
     """
     different, workload = np.unique(workloads, return_inverse=True)
     best = np.full(len(different), np.nan)
     np.fmin.at(best, workload, latencies_s)  # the smaller one; of NaN and a number, the number
-    return np.nan_to_num(best[workload] / latencies_s, nan=0.0)
+    found = np.maximum(np.nan_to_num(np.log(best[workload] / latencies_s), nan=-_SLOWEST), -_SLOWEST)
+    return np.where(np.isnan(best[workload]), np.nan, found)
 
 
-def train(features: Features, targets: np.ndarray, config: TrainConfig, seed: int) -> FamilyModel:
-    """Train from scratch: weighted squared error of the sums over rows. Equal inputs give equal models.
+def train(samples: Samples, config: TrainConfig, seed: int, base: FamilyModel | None = None) -> FamilyModel:
+    """Train a model. Equal inputs give equal models.
+
+    Minimised is the weighted square of the differences between scores and labels, less their mean over the workload.
 
     Args:
-        features: n matrices.
-        targets: Shape (n,), from `labels`.
+        base: Its trees come first; None: from scratch. One that orders the samples worse than chance is left out.
     """
     import xgboost as xgb
 
-    rows, program = _stack(features)
-    weights = (config.slow_weight + targets)[program]
+    targets = labels(samples.latencies_s, samples.workloads)
+    known = ~np.isnan(targets)
+    targets, (_, workload) = targets[known], np.unique(samples.workloads[known], return_inverse=True)
+    weights = np.exp(targets) + _LEAST_WEIGHT
+    totals = np.bincount(workload, weights)
 
     def objective(predicted: np.ndarray, _data: "xgb.DMatrix") -> tuple[np.ndarray, np.ndarray]:
-        sums = np.bincount(program, weights=predicted, minlength=len(features))
-        return weights * (sums - targets)[program], weights
+        residuals = predicted - targets
+        means = np.bincount(workload, weights * residuals) / totals
+        return weights * (residuals - means[workload]), weights
 
     parameters = {
         "tree_method": "hist",
         "device": config.device,
         "max_depth": config.max_depth,
         "learning_rate": config.learning_rate,
-        "min_child_weight": 0,
-        "gamma": 0.001,
+        "subsample": config.subsample,
+        "colsample_bynode": config.colsample,
         "base_score": 0.0,
         "disable_default_eval_metric": True,
         "seed": seed,
     }
-    booster = xgb.train(parameters, xgb.DMatrix(rows), config.num_boost_round, obj=objective)
+    if base is not None and misleads(base, samples):
+        base = None
+    data = xgb.DMatrix(samples.features[known])
+    booster = xgb.train(
+        parameters, data, config.num_boost_round, obj=objective, xgb_model=base.booster if base else None
+    )
     booster.set_attr(features=FEATURE_VERSION)
     booster.set_param({"nthread": 1, "device": "cpu"})
     return FamilyModel(booster)
+
+
+def misleads(model: FamilyModel, samples: Samples) -> bool:
+    """Whether a model orders fewer than half of the pairs of samples right: one of another kind of CPU may."""
+    found = [each.pairwise for each in accuracies(model.predict(samples.features), samples)]
+    known = [value for value in found if not np.isnan(value)]
+    return bool(known) and float(np.mean(known)) < 0.5
+
+
+def regrets(scores: np.ndarray, latencies_s: np.ndarray) -> np.ndarray:
+    """How much slower than the fastest of one workload's programs is the fastest of the first 1, 2, ... LOOKS of them,
+    in the order of their scores: 0.1 for a tenth; shape (LOOKS,).
+
+    Args:
+        latencies_s: NaN for programs that failed, which count like very slow ones.
+    """
+    times = np.exp(-labels(latencies_s, np.zeros(len(latencies_s))))
+    best = np.minimum.accumulate(times[np.argsort(-scores, kind="stable")])
+    return np.asarray(best[np.minimum(np.arange(LOOKS), len(best) - 1)] - 1)
+
+
+def looks(known: Sequence[float], tolerated: float) -> int:
+    """How many of the programs that a model likes best have to be measured, for a regret that is tolerated.
+
+    Args:
+        known: The regrets of its first 1, 2, ... programs.
+    """
+    enough = (n for n, regret in enumerate(known, start=1) if regret <= tolerated)
+    return next(enough, len(known))
+
+
+def unseen_regrets(samples: Samples, config: TrainConfig, seed: int) -> list[float]:
+    """The regrets of models on workloads that they were not trained on: geometric means over workloads, a quarter of
+    which is left out at a time. Empty where too few are known to say."""
+    different, counts = np.unique(samples.workloads[~np.isnan(samples.latencies_s)], return_counts=True)
+    asked = different[counts >= _LEAST_PROGRAMS]
+    if len(asked) < _FOLDS:
+        return []
+    fold_of = dict(zip(asked, np.random.default_rng(seed).permutation(len(asked)) % _FOLDS, strict=True))
+    folds = np.array([fold_of.get(workload, -1) for workload in samples.workloads])
+    found = []
+    for fold in range(_FOLDS):
+        rest = folds != fold
+        known = Samples(samples.features[rest], samples.workloads[rest], samples.latencies_s[rest])
+        scores = train(known, config, seed).predict(samples.features)
+        of_workloads = [samples.workloads == workload for workload in asked if fold_of[workload] == fold]
+        found += [regrets(scores[chosen], samples.latencies_s[chosen]) for chosen in of_workloads]
+    return [float(value) for value in np.exp(np.log1p(found).mean(axis=0)) - 1]
 
 
 def without_cuda() -> str:
@@ -161,6 +250,13 @@ class Accuracy:
     top_recall: float  # share of the fastest eighth that is among the best scored quarter
 
 
+def accuracies(scores: np.ndarray, samples: Samples) -> list[Accuracy]:
+    """`accuracy` of each workload."""
+    speeds = np.nan_to_num(1.0 / samples.latencies_s, nan=0.0)
+    return [accuracy(scores[chosen], speeds[chosen])
+            for chosen in (samples.workloads == each for each in np.unique(samples.workloads))]  # fmt: skip
+
+
 def accuracy(scores: np.ndarray, speeds: np.ndarray) -> Accuracy:
     """Compare the scores of one workload's programs with their speeds (higher is faster; 0 for failures)."""
     import pandas as pd
@@ -178,9 +274,3 @@ def accuracy(scores: np.ndarray, speeds: np.ndarray) -> Accuracy:
     fastest = set(np.argsort(-speeds, kind="stable")[: max(1, n // 8)])
     chosen = set(np.argsort(-scores, kind="stable")[: max(1, n // 4)])
     return Accuracy(pairwise, correlation, len(fastest & chosen) / len(fastest))
-
-
-def _stack(features: Features) -> tuple[np.ndarray, np.ndarray]:
-    """All rows in one matrix, and for each row the program it belongs to."""
-    program = np.repeat(np.arange(len(features)), [len(matrix) for matrix in features])
-    return np.concatenate(features, axis=0, dtype=np.float32), program

@@ -1,7 +1,6 @@
 """What a run has measured so far, folded round by round: all that planning and search look back on."""
 
 import heapq
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lib.contracts import tables
+from lib.contracts import digests, tables
 from lib.contracts.conditions import Conditions, require_equal
 from lib.contracts.files import RoundFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, N_FEATURES, PLAN
 from lib.contracts.statuses import Status
 
+FORETOLD = "foretold"  # kind of a plan's row: nothing of it is measured
 EXHAUSTED = "exhausted"  # kind of a plan's row: recalled, and the search has no more of it
 _LEAST_FILL = 0.25  # below it the space of a subgraph counts as exhausted
 _KEPT_PARENTS = 64  # fastest programs of a subgraph that a search may start from
@@ -34,6 +34,15 @@ class TimedCandidate:
     trace: str
 
 
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """A candidate that was never measured."""
+
+    candidate_id: str
+    trace: str
+    origin: str
+
+
 @dataclass(slots=True)
 class SubgraphHistory:
     """One subgraph's past."""
@@ -43,8 +52,9 @@ class SubgraphHistory:
     best_after: list[float] = field(default_factory=list)  # s, after each of its rounds; inf while nothing works
     trials_after: list[int] = field(default_factory=list)  # counted with `best_after`
     fill: float = 1.0  # of its last round: candidates found / asked for
-    program_hashes: set[str] = field(default_factory=set)  # of all that was measured
+    known: set[str] = field(default_factory=set)  # of all that was measured: hashes of programs, and digests of traces
     fastest: list[TimedCandidate] = field(default_factory=list)  # the best few, fastest first
+    foretold: list[Foretold] = field(default_factory=list)  # the best by score, where nothing was measured
     untuned_s: float | None = None
     n_recalled: int = 0  # of its trials, those of earlier runs
 
@@ -86,6 +96,11 @@ class History:
     ) -> None:
         """Take in a finished round, or what was recalled: rows of PLAN, CANDIDATES and MEASUREMENTS."""
         found = Counter(candidates["subgraph_id"].to_pylist())
+        if FORETOLD in plan["kind"].to_pylist():
+            for row in candidates.select(["subgraph_id", "candidate_id", "trace", "origin"]).to_pylist():
+                past = self.subgraphs.setdefault(row.pop("subgraph_id"), SubgraphHistory())
+                past.foretold.append(Foretold(**row))
+            return
         by_id = {row["candidate_id"]: row for row in candidates.drop_columns(["features"]).to_pylist()}
         for row in measurements.select(["candidate_id", "subgraph_id", "status", "latencies"]).to_pylist():
             self._add_measurement(by_id[row["candidate_id"]], row["status"], row["latencies"])
@@ -109,7 +124,7 @@ class History:
         past = self.subgraphs.setdefault(candidate["subgraph_id"], SubgraphHistory())
         past.n_trials += 1
         past.statuses[status] += 1
-        past.program_hashes.add(candidate["program_hash"])
+        past.known |= {candidate["program_hash"], digests.of_trace(candidate["trace"])}
         if status != Status.OK:
             return
         latency_s = median(latencies)
@@ -147,8 +162,9 @@ class RoundSamples:
     families: np.ndarray  # family_id of each program
     subgraphs: np.ndarray  # subgraph_id of each program
     latencies_s: np.ndarray
+    repeats_s: np.ndarray  # n x 2: the first and the last latency of each; NaN where there is only one
     scores: np.ndarray  # as predicted before; NaN if there was no model
-    features: list[np.ndarray]  # n_stores x 164 each
+    features: np.ndarray  # n x N_FEATURES
     conditions: frozenset[Conditions]  # under which they were measured
 
 
@@ -171,7 +187,7 @@ def load(rounds: Sequence[RoundFiles]) -> History:
         measurements = tables.read(files.measurements, MEASUREMENTS)
         history.conditions = require_equal(_conditions(measurements), history.conditions, files.measurements)
         plan, candidates = tables.read(files.plan, PLAN), tables.read(files.candidates, CANDIDATES)
-        history.add_round(plan, candidates, measurements, is_recalled=files.is_recalled)
+        history.add_round(plan, candidates, measurements, is_recalled=not files.is_round)
     _folds[rounds[0].run] = (states, history)
     return history
 
@@ -193,15 +209,22 @@ def _samples(files: RoundFiles, _current: tuple[str, ...]) -> RoundSamples:
         for row in measurements.select(["candidate_id", "status", "latencies"]).to_pylist()
         if row["status"] != Status.MISS  # of which nothing is known, neither that it fails
     }
+    ends = {
+        row["candidate_id"]: (row["latencies"][0], row["latencies"][-1])
+        if len(row["latencies"]) > 1
+        else (np.nan, np.nan)
+        for row in measurements.select(["candidate_id", "latencies"]).to_pylist()
+    }
     measured = pa.array([key in latency for key in candidates["candidate_id"].to_pylist()], pa.bool_())
     described = pc.greater(pc.list_value_length(candidates["features"]), 0)  # of old ones only the program is recalled
     candidates = candidates.filter(pc.and_(measured, described)).combine_chunks()
     return RoundSamples(
         families=np.array(candidates["family_id"].to_pylist(), dtype=str),
         subgraphs=np.array(candidates["subgraph_id"].to_pylist(), dtype=str),
+        repeats_s=np.array([ends[key] for key in candidates["candidate_id"].to_pylist()], np.float64).reshape(-1, 2),
         latencies_s=np.array([latency[key] for key in candidates["candidate_id"].to_pylist()], dtype=np.float64),
         scores=candidates["score"].to_numpy().astype(np.float32),
-        features=_matrices(candidates["features"]),
+        features=matrix(candidates["features"]),
         conditions=frozenset(_conditions(measurements)),
     )
 
@@ -212,12 +235,13 @@ def _conditions(measurements: pa.Table) -> list[Conditions]:
     return [Conditions.of(row) for row in rows.group_by(rows.column_names).aggregate([]).to_pylist()]
 
 
-def _matrices(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """A list-of-rows column as one matrix for each row of the table."""
+def matrix(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of lists as the rows of one matrix, NaN after their ends."""
     array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    rows = array.flatten().flatten().to_numpy(zero_copy_only=False).reshape(-1, N_FEATURES)
-    offsets = np.concatenate([[0], np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False))]).astype(int)
-    return [rows[start:end] for start, end in itertools.pairwise(offsets)]
+    lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+    found = np.full((len(array), N_FEATURES), np.nan, np.float32)
+    found[np.arange(N_FEATURES) < lengths[:, None]] = array.flatten().to_numpy(zero_copy_only=False)
+    return found
 
 
 def _state(files: RoundFiles) -> tuple[str, ...]:

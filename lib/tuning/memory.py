@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from lib.contracts import content, digests, locks, manifest, tables
 from lib.contracts.conditions import Conditions
 from lib.contracts.errors import ConfigError, TunerError
-from lib.contracts.schemas import MEASUREMENTS, REMEMBERED
+from lib.contracts.schemas import MEASUREMENTS, REMEMBERED, REMEMBERED_1
 from lib.contracts.tables import Provenance
 
 Say = Callable[[str], object]
@@ -146,7 +146,7 @@ class Memory:
 
     def _read(self, path: Path) -> pa.Table | None:
         try:
-            return tables.read(path, REMEMBERED)
+            return tables.read(path, REMEMBERED) if _is_current(path) else _without_features(path)
         except TunerError as error:
             self._say(f"of the memory, one file is left out: {error}")
             return None
@@ -183,6 +183,25 @@ def rows(candidates: pa.Table, measurements: pa.Table, described: Mapping[str, M
 def _candidate_ids(path: Path) -> frozenset[str]:
     """Of a file, which never changes."""
     return frozenset(pq.read_table(path, columns=["candidate_id"])["candidate_id"].to_pylist())
+
+
+def _is_current(path: Path) -> bool:
+    """Whether a file is not of the version before, whose features say nothing now; its measurements hold."""
+    try:
+        return pq.read_schema(path).metadata.get(b"version") != REMEMBERED_1.metadata[b"version"]
+    except (pa.ArrowException, OSError, ValueError):
+        return True  # reading it tells what is wrong
+
+
+def _without_features(path: Path) -> pa.Table:
+    rows = tables.read(path, REMEMBERED_1)
+    added = {
+        "features": pa.array([[]] * len(rows), REMEMBERED.field("features").type),
+        "donor": pa.array([""] * len(rows)),
+    }
+    return pa.table(
+        {name: added.get(name, rows[name] if name in rows.column_names else None) for name in REMEMBERED.names}
+    ).cast(REMEMBERED)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -55,6 +55,7 @@ class PlanRow:
     num_trials: int
     promise: float | None
     note: str
+    num_spared: int = 0
 
 
 def plan_round(history: History, members: Sequence[Member], config: PlanConfig) -> list[PlanRow]:

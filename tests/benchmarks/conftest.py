@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.helpers import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other so
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "pool")]  # its scripts import each other so
 
 
 @dataclass(frozen=True)

@@ -219,8 +219,7 @@ def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime(tmp_path, c
 
     x = random_values((1, 8, 10, 10), "float32", 0, seed=5)
     [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    assert relative_error(infer(files, x), expected) < 1e-3
-    assert any(row["candidate_id"] for row in tables.read(files.results, RESULTS).to_pylist())
+    assert relative_error(infer(files, x), expected) < 1e-3  # whichever of its programs were the faster ones
 
 
 @pytest.fixture(scope="module")

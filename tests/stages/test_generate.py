@@ -1,14 +1,17 @@
 from statistics import median
 
+import numpy as np
 import pytest
 
 from lib.contracts import tables
 from lib.contracts.errors import ContractError, MissingInput
 from lib.contracts.files import RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS, TRAINING
+from lib.search.evolution import Proposal
+from lib.searching import Searcher
 from lib.tir.workload import workload_id
+from lib.tuning.planning import PlanRow
 from stages import generate, measure, train
-from stages.generate import Searcher
 from tests.stages.conftest import PLAN as PLAN_CONFIG
 from tests.stages.conftest import PROVENANCE, SEARCH, TRAIN
 
@@ -140,3 +143,15 @@ def test_a_subgraph_that_cannot_be_searched_costs_its_candidates_alone(started, 
     found = set(tables.read(out.candidates, CANDIDATES)["subgraph_id"].to_pylist())
     assert found == {row["subgraph_id"] for row in rows if row["tunable"]} - {broken}
     assert "cannot be searched and stays untuned: Divide by zero" in caplog.text
+
+
+def test_a_first_look_by_model_says_how_many_trials_it_spared():
+    def told(asked, found, enough, score=0.5):
+        row = PlanRow("a", "f", "warm-up", asked, None, "first look")
+        proposals = [Proposal("[]", str(n), "evolved", "rows", score, np.zeros(1)) for n in range(found)]
+        came_out = generate.as_it_came_out(row, enough, proposals)
+        return came_out.num_trials, came_out.num_spared
+
+    assert told(asked=10, found=4, enough=3) == (4, 6)
+    assert told(asked=10, found=2, enough=9) == (2, 1)  # the space has no more: that is no model's merit
+    assert told(asked=10, found=4, enough=3, score=None) == (10, 0)

@@ -76,15 +76,15 @@ def _efficiency(rows: int, columns: int, tile: tuple[int, int, int], machine: Re
     row_tiles = [(rows // r, r), (1, rows % r)]  # how many, of how many rows
     columns_left = columns % (vectors * lanes)
     column_tiles = [(columns // (vectors * lanes), vectors), (1, -(-columns_left // lanes))]  # of how many vectors
-    cycles = 0.0
+    total = 0.0
     for n_rows, height in row_tiles:
         for n_columns, n_vectors in column_tiles:
             if height and n_vectors:
-                cycles += n_rows * n_columns * _cycles(height, n_vectors, width)
-    return rows * columns / machine.lanes / 2 / cycles
+                total += n_rows * n_columns * cycles(height, n_vectors, width)
+    return rows * columns / machine.lanes / 2 / total
 
 
-def _cycles(rows: int, vectors: int, width: float) -> float:
+def cycles(rows: int, vectors: int, width: float) -> float:
     """Cycles that a tile takes for one step of the reduction, on a core that issues two FMAs and two loads a cycle.
 
     The largest of: its FMAs; their latency of four cycles; its loads of data and weights; the weights from L2, at half

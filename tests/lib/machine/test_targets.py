@@ -69,3 +69,19 @@ def test_the_folders_name_tells_what_can_be_compared():
     assert targets.cpu_target('{"kind": "llvm", "mcpu": "skylake-avx512", "mtriple": "x86_64-linux-gnu"}', 1).name == (
         "llvm-skylake-avx512-1t-512b"
     )
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "found"), [("znver4", "avx512"), ("skylake-avx512", "avx512"), ("haswell", "avx2"), ("nehalem", "")]
+)
+def test_targets_are_told_apart_by_the_instructions_that_decide_what_is_fast(mcpu, found):
+    text = json.dumps({"kind": "llvm", "mcpu": mcpu, "mtriple": "x86_64-linux-gnu"})
+
+    assert targets.cpu_target(text, threads=2).instructions == found
+
+
+def test_no_base_models_are_for_arm_or_gpus():
+    arm = json.dumps({"kind": "llvm", "mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"})
+
+    assert targets.cpu_target(arm, threads=2).instructions == ""
+    assert targets.target("nvidia/nvidia-h100").instructions == ""

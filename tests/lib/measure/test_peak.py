@@ -9,14 +9,19 @@ from tests.helpers import matmul
 
 
 def test_no_program_of_the_same_pool_reaches_more(cpu, pool):
-    found, n = peak.flops(cpu, pool), 256
+    """Where other tests share the cores, either may be disturbed: each has several turns."""
+    n = 256
     workload = matmul(n, n, n)
     proposals = sample(workload, cpu.tvm(), 4, known=(), seed=0)
 
-    latencies, _ = pool.compare(tvm.ir.save_json(workload), [p.trace for p in proposals], 2, baseline=None)
+    peaks, reached = [], []
+    for _ in range(4):
+        peaks.append(peak.flops(cpu, pool))
+        latencies, _ = pool.compare(tvm.ir.save_json(workload), [p.trace for p in proposals], 1, baseline=None)
+        reached += [2 * n**3 / latency for each in latencies for latency in each]
 
-    assert found is not None
-    assert found > max(2 * n**3 / latency for each in latencies for latency in each)
+    assert None not in peaks
+    assert max(peaks) > max(reached)
 
 
 def test_a_gpu_has_none(pool):

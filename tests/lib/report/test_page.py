@@ -29,15 +29,15 @@ def subgraph(name, calls, tuned_s, family="matmul", **changes):
     best = (Candidate("c1", tuned_s, "evolved", "contraction", 3, 0.5),)
     row = SubgraphRow(
         f"id-{name}", name, family, "matmul", calls, 1e6, 4000, 20, 5, Counter(ok=23, crash=2), 10 * tuned_s, tuned_s,
-        1e-6, "", "evolved", program, best,
+        1e-6, "", "adapted", "fused_conv2d", program, best,
     )  # fmt: skip
     return replace(row, **changes)
 
 
 SUBGRAPHS = (subgraph("fused_matmul", 4, 0.001), subgraph("softmax", 1, 0.002, "softmax"), subgraph("tiny", 1, 1e-7))
 RUN = RunRows(
-    "resnet on a CPU", FACTS, 3, 60, 15, CONDITIONS, ("float32",), SUBGRAPHS,
-    (Accuracy("matmul", 40, 20, 0.8, 0.6, None),), (Failure("crash", 2, ("fused_matmul",), "signal 11"),),
+    "resnet on a CPU", FACTS, 3, 60, 15, 30, CONDITIONS, ("float32",), SUBGRAPHS,
+    (Accuracy("matmul", 40, 20, 0.8, 0.97, 0.6, None),), (Failure("crash", 2, ("fused_matmul",), "signal 11"),),
     {"search": 10.0, "run": 30.0, "total": 40.0},
     pa.table({"seconds": [1.0, 2.0], "trials": [1, 2], "latency_s": [0.02, 0.01]}),
 )  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_subgraph_has_its_speed_its_share_of_the_peak_its_tile_its_schedule_an
     text = Parsed(run_page()).text
 
     assert "1.00 MFLOP a call: 1.0 GFLOP/s, 1.0 % of the peak" in text
-    assert "evolved, register tile 4 x 2 x 8 lanes" in text
+    assert "adapted from fused_conv2d, register tile 4 x 2 x 8 lanes" in text
     assert "parallel 4" in text
     assert "sch.parallel(l1)" in text
     assert "20 new trials, 5 recalled; failed: 2 crash" in text
@@ -244,3 +244,23 @@ def test_runs_of_different_models_are_not_called_faster_than_each_other():
 )
 def test_durations_are_told_as_a_person_would(seconds, told):
     assert page.duration(seconds) == told
+
+
+def test_a_run_without_trials_says_that_nothing_was_timed():
+    facts = {**FACTS, "latencies_s": {"tuned": [0.01], "untuned": []}, "onnx": None}
+    rows = tuple(replace(row, tuned_s=None, untuned_s=None, best=(), origin="foretold", donor="") for row in SUBGRAPHS)
+    run = replace(RUN, facts=facts, subgraphs=rows, n_trials=0, n_rounds=0, curve=RUN.curve.slice(0, 0))
+
+    text = Parsed(page.run_page(run, Path("compiled"))).text
+
+    assert "No subgraph was timed" in text
+    assert "as fast as untuned" not in text
+    assert "foretold" in text
+
+
+def test_the_page_says_what_learning_saved():
+    """Search and runs took 40 s for 60 trials."""
+    text = Parsed(page.run_page(RUN, Path())).text
+
+    assert "30 trials of first looks, about 20 s, 15 trials recalled, about 10 s" in text
+    assert "of what is shipped: 3 adapted" in text

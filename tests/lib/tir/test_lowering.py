@@ -85,10 +85,11 @@ def test_an_untuned_program_of_a_gpu_has_threads(h100):
 def test_candidates_for_a_gpu_are_sampled_with_features_and_lower_to_cuda(h100):
     workload = matmul(128, 128, 128)
 
-    found = [evolution.untuned(workload, h100), *evolution.sample(workload, h100, 3, known=set(), seed=0)]
+    sampled = evolution.sample(workload, h100, 3, known=set(), seed=0)
+    found = [evolution.untuned(workload, h100), *sampled]
 
     assert len({proposal.program_hash for proposal in found}) == 4
-    assert all(proposal.features.shape[1] == 164 and len(proposal.features) for proposal in found)
+    assert all(np.isfinite(proposal.features[55:]).all() for proposal in sampled)
     assert all("__global__" in source(traces.program(workload, p.trace, h100), h100) for p in found)
 
 

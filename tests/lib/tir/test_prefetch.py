@@ -122,7 +122,7 @@ def test_full_tiles_prefetch_even_where_the_remainder_is_a_single_row(cpu):
     """Prefetches come before peeling: the tile at the border, a row of its own, shares the variables of its loops with
     the full tiles, which after it would go without as well."""
     workload = as_workload(matmul(197, 256, 64)["main"].with_attr("layout_free_buffers", [1]))
-    sampled = evolution.sample(workload, cpu.tvm(), 8, known=set(), seed=0)
+    sampled = evolution.sample(workload, cpu.tvm(), 48, known=set(), seed=0)
     programs = [packed(workload, proposal.trace, cpu.tvm()) for proposal in sampled]
     programs = [program for program in programs if prefetched(prefetch.insert(program["main"]))]
     peeled_first = [prefetch.insert(remainder.peel(program["main"])) for program in programs]

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from lib.contracts import tables
-from lib.contracts.schemas import REMEMBERED
+from lib.contracts.schemas import REMEMBERED, REMEMBERED_1
+from lib.contracts.tables import Provenance
 from lib.tuning.memory import Memory, MemoryConfig
 from tests.farm import until
 from tests.helpers import CONDITIONS
@@ -20,8 +21,9 @@ def remembered(subgraph_id, *latencies, operator="conv2d", start=0, **changed):
         {
             "core_operator": operator, "operators": [operator], "candidate_id": f"{subgraph_id}-{n}",
             "subgraph_id": subgraph_id, "origin": "sampled", "space": "contraction", "program_hash": f"{n}",
-            "trace": f"[{n}]", "features": [np.full(164, n, np.float32)] * 2, "status": "ok", "latencies": [latency],
-            "error": None, "build_s": 0.1, "run_s": 0.1, "measured_at": float(n), "host": "host", "device": "cpu",
+            "trace": f"[{n}]", "donor": "", "features": np.full(55, n, np.float32), "status": "ok",
+            "latencies": [latency], "error": None, "build_s": 0.1, "run_s": 0.1, "measured_at": float(n),
+            "host": "host", "device": "cpu",
             "conditions": asdict(CONDITIONS), **changed,
         }
         for n, latency in enumerate(latencies, start)
@@ -194,3 +196,17 @@ def _claim(folder, sign):
 def test_memory_is_used_or_not():
     with pytest.raises(Exception, match="use must be yes or no, but got 'maybe'"):
         MemoryConfig("maybe")
+
+
+def test_what_older_code_remembered_keeps_its_measurements(memory, tmp_path):
+    rows = remembered("a", 1.0, 2.0)
+    features = pa.array([[[0.5] * 164]] * 2, REMEMBERED_1.field("features").type)
+    old = rows.drop_columns(["donor"]).set_column(rows.column_names.index("features") - 1, "features", features)
+    folder = memory.folder / "operator=conv2d" / "subgraph=a"
+    tables.write(old.select(REMEMBERED_1.names), folder / "old.parquet", REMEMBERED_1, Provenance())
+
+    found = memory.of("conv2d", "a")
+
+    assert ids(found) == ["a-0", "a-1"]
+    assert found["latencies"].to_pylist() == [[1.0], [2.0]]
+    assert found["features"].to_pylist() == [[], []]

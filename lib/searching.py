@@ -1,0 +1,278 @@
+"""What is proposed for the subgraphs of a round: by search under a family's model, by adaptation of what others have.
+
+A subgraph that was never tried gets what its family's model likes best, beside the best traces of others like it,
+adapted (Transfer-Tuning): as many as the model's past errors ask for. Without any model it gets random programs.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import tvm
+from tvm.target import Target
+
+from lib.contracts import digests, tables
+from lib.contracts.errors import ContractError
+from lib.contracts.files import RoundFiles
+from lib.contracts.schemas import TRAINING
+from lib.machine.targets import AnyTarget
+from lib.search import evolution, features, nest, transfer
+from lib.search.evolution import Measured, Proposal, SearchConfig
+from lib.search.recorded import Recorded
+from lib.search.spaces.table import fitting
+from lib.search.transfer import Donor
+from lib.tir.traces import EMPTY_TRACE
+from lib.tir.workload import load_workload
+from lib.tuning import history
+from lib.tuning.base import BaseModels
+from lib.tuning.cost_model import FamilyModel, looks
+from lib.tuning.history import History
+from lib.tuning.members import join
+from lib.tuning.planning import PlanRow
+
+_log = logging.getLogger(__name__)
+_FORESEE_CHOICE = 3  # family members that are looked at before one of them gets a foresee round
+_FORESEE_LOOK = 16  # programs sampled of each for that look
+_DONORS = 3  # whose adapted traces are measured in a first look
+_LIGHT = 16  # programs of an island in a first look at a subgraph that only MetaSchedule's space has
+_REGRET = (
+    0.02  # of a first look: by how much its best may be slower than the best of a longer one, over the whole model
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search needs to know of a subgraph."""
+
+    subgraph_id: str
+    family_id: str
+    workload: str  # JSON
+    share: float = 1.0  # of an inference's time, estimated before anything is measured
+    regrets: Sequence[float] = ()  # of models of its family on unseen subgraphs; see `cost_model.unseen_regrets`
+
+
+class Known:
+    """What a run knows when a search begins: its subgraphs, its past, the latest models, and whose traces may serve."""
+
+    def __init__(
+        self,
+        subgraphs: pa.Table,
+        families: pa.Table,
+        past: Sequence[RoundFiles],
+        so_far: History,
+        bases: BaseModels,
+    ) -> None:
+        """Read it.
+
+        Args:
+            subgraphs: A SUBGRAPHS table; `families`: the FAMILIES table made from it.
+            past: The finished rounds, with what was recalled; `so_far`: the same, folded.
+
+        Raises:
+            MissingInput, ContractError: A model is not there, or damaged.
+        """
+        rows = [row for row in join(subgraphs, families) if row["family_id"]]
+        times = [_guess_s(row["flop"]) * row["weight"] for row in rows]
+        learned = _regrets(past)
+        self.subgraphs = [
+            Searched(row["subgraph_id"], row["family_id"], row["workload"], time / (sum(times) or 1.0),
+                     base.regrets if (base := bases.of(row["core_operator"])) else learned.get(row["family_id"], ()))
+            for row, time in zip(rows, times, strict=True)
+        ]  # fmt: skip
+        self._history, self._models, self._donors = so_far, _models(past), _donors(past, so_far)
+
+    def searcher(
+        self, target: AnyTarget, config: SearchConfig, seed: int, recorded: Recorded | None = None
+    ) -> "Searcher":
+        """What searches for candidates; equal seeds give equal ones."""
+        return Searcher(self.subgraphs, self._history, self._models, target.tvm(), config, seed, self._donors, recorded)
+
+
+def _guess_s(flop: float) -> float:
+    """Seconds of a subgraph that was never measured: enough to tell those that matter from those that do not."""
+    return 2e-6 + flop / 1e11
+
+
+def _models(past: Sequence[RoundFiles]) -> dict[str, FamilyModel]:
+    """The latest model of each family that has one."""
+    if not past:
+        return {}
+    training = tables.read(past[-1].training, TRAINING).select(["family_id", "model", "model_digest"]).to_pylist()
+    models = {}
+    for row in training:
+        if row["model"]:
+            path = past[-1].run / row["model"]
+            if path.exists() and digests.of_state(path) != row["model_digest"]:  # XGBoost crashes on damaged files
+                raise ContractError(
+                    f"{path} is damaged: expected the digest {row['model_digest']}, found {digests.of_state(path)}.\n"
+                    "Delete it and run `TuneModel` to have it trained again."
+                )
+            models[row["family_id"]] = FamilyModel.load(path)
+    return models
+
+
+def _regrets(past: Sequence[RoundFiles]) -> dict[str, list[float]]:
+    """By family: how its models fare on unseen subgraphs, as far as that is known."""
+    if not past:
+        return {}
+    training = tables.read(past[-1].training, TRAINING)
+    return dict(zip(training["family_id"].to_pylist(), training["regrets"].to_pylist(), strict=True))
+
+
+def _donors(past: Sequence[RoundFiles], so_far: History) -> dict[str, list[Donor]]:
+    """By family: the best program of each subgraph of which one worked, with the shape of its workload."""
+    found: dict[str, dict[str, Donor]] = {}
+    for part in map(history.samples, past):
+        for family_id, subgraph_id, vector in zip(part.families, part.subgraphs, part.features, strict=True):
+            best = so_far.of(str(subgraph_id)).fastest[:1]
+            if best and best[0].trace != EMPTY_TRACE:
+                donor = Donor(str(subgraph_id), best[0].trace, vector[: len(nest.CONTEXT)])
+                found.setdefault(str(family_id), {})[str(subgraph_id)] = donor
+    return {family_id: list(of_family.values()) for family_id, of_family in found.items()}
+
+
+class Searcher:
+    """Searches the spaces of one round's subgraphs."""
+
+    def __init__(
+        self,
+        subgraphs: Sequence[Searched],
+        so_far: History,
+        models: Mapping[str, FamilyModel],
+        target: Target,
+        config: SearchConfig,
+        seed: int,
+        donors: Mapping[str, Sequence[Donor]] | None = None,
+        recorded: Recorded | None = None,
+    ) -> None:
+        """Nothing is searched yet.
+
+        Args:
+            models: By family.
+            donors: By family: the best of other subgraphs.
+            recorded: The only candidates that there are; None: whatever the spaces have.
+        """
+        self._subgraphs = {each.subgraph_id: each for each in subgraphs}
+        self._history, self._models, self._donors = so_far, models, donors or {}
+        self._target, self._config, self._seed, self._recorded = target, config, seed, recorded
+
+    def propose(self, row: PlanRow) -> list[Proposal]:
+        """Candidates for one row of the plan, none of them ever measured; fewer if the space has no more.
+
+        None if TVM cannot search the subgraph at all: it is compiled untuned then.
+        """
+        try:
+            return self._propose(row)
+        except (RuntimeError, ValueError, LookupError) as error:
+            reason = str(error).strip().rpartition("\n")[-1]
+            _log.warning("The subgraph %s cannot be searched and stays untuned: %s", row.subgraph_id, reason)
+            return []
+
+    def foretell(self, subgraph_id: str, n: int) -> list[Proposal]:
+        """The programs of a subgraph that its model likes best, with its donors' among them; without a model or donors
+        random ones, which are still far from an untuned program. None where TVM cannot search it."""
+        row = PlanRow(subgraph_id, self._subgraphs[subgraph_id].family_id, "foretold", n, None, "")
+        try:
+            workload = load_workload(self._subgraphs[subgraph_id].workload)
+            found = self._first_look(workload, row, n)
+            if not found:
+                found = self._sample(workload, n, set(), digests.seed(self._seed, subgraph_id))
+        except (RuntimeError, ValueError, LookupError) as error:
+            _log.warning("The subgraph %s cannot be searched and stays untuned: %s", subgraph_id, error)
+            return []
+        return sorted(found, key=lambda proposal: -(proposal.score or 0.0))[:n]
+
+    def _propose(self, row: PlanRow) -> list[Proposal]:
+        if self._recorded:
+            return self._of_recorded(row, self._recorded)
+        workload = load_workload(self._subgraphs[row.subgraph_id].workload)
+        seed = digests.seed(self._seed, row.subgraph_id)
+        past = self._history.of(row.subgraph_id)
+        model = self._models.get(row.family_id)
+        if row.kind == "warm-up":  # the untuned program comes last: the pool times it once if others are faster
+            last, n = evolution.untuned(workload, self._target), self.enough(row)
+            found = self._first_look(workload, row, n)
+            if model is None:
+                taken = {last.program_hash, *(proposal.program_hash for proposal in found)}
+                found = [*found, *self._sample(workload, row.num_trials - 1 - len(found), taken, seed)]
+            return [*found, last]
+        if model is None:
+            return self._sample(workload, row.num_trials, past.known, seed)
+        parents = [Measured(program.trace, program.latency_s) for program in past.fastest]
+        return evolution.evolve(
+            workload, self._target, row.num_trials, model=model, parents=parents, known=past.known, seed=seed,
+            config=self._config,
+        )  # fmt: skip
+
+    def _of_recorded(self, row: PlanRow, recorded: Recorded) -> list[Proposal]:
+        seed, n = digests.seed(self._seed, row.subgraph_id), row.num_trials
+        known, model = self._history.of(row.subgraph_id).known, self._models.get(row.family_id)
+        if model is None:
+            return recorded.sample(row.subgraph_id, n, known, seed)
+        if row.kind == "warm-up":
+            return recorded.best(row.subgraph_id, self.enough(row), model, known, seed, random_share=0.0)
+        return recorded.best(row.subgraph_id, n, model, known, seed, self._config.random_share)
+
+    def enough(self, row: PlanRow) -> int:
+        """Programs of a row; of a first look, the untuned one left out, as few as keep its regret small: by what those
+        of models were on subgraphs that they had not seen, and by the share of the time that the subgraph has."""
+        if row.kind != "warm-up":
+            return row.num_trials
+        searched = self._subgraphs[row.subgraph_id]
+        most = row.num_trials - 1
+        if not searched.regrets or row.family_id not in self._models:
+            return most
+        tolerated = _REGRET / max(searched.share * len(self._subgraphs), 1e-9)
+        return min(most, looks(searched.regrets, tolerated))
+
+    def _first_look(self, workload: tvm.IRModule, row: PlanRow, n: int) -> list[Proposal]:
+        """Up to n programs that the model likes best, and some adapted ones beside them."""
+        model, family = self._models.get(row.family_id), self._donors.get(row.family_id, ())
+        seed = digests.seed(self._seed, row.subgraph_id)
+        donors = [donor for donor in family if donor.subgraph_id != row.subgraph_id]
+        adapted = transfer.adapted(workload, self._target, donors, _DONORS, seed=seed, spaces=self._config.offered)
+        if model is None:
+            return adapted
+        found = evolution.evolve(
+            workload, self._target, n, model=model, parents=[Measured(each.trace, 0.0) for each in adapted],
+            known=(), seed=seed, config=self._light(workload), n_random=0,
+        )  # fmt: skip
+        scores = model.predict(features.padded([proposal.features for proposal in adapted]))
+        scored = [replace(each, score=float(score)) for each, score in zip(adapted, scores, strict=True)]
+        by_hash = {each.program_hash: each for each in [*found, *scored]}  # what both propose is called adapted
+        return list(by_hash.values())
+
+    def _light(self, workload: tvm.IRModule) -> SearchConfig:
+        """The effort of a first look: less in MetaSchedule's space, where a whole search takes four seconds."""
+        if fitting(workload, self._target, self._config.offered) is not None:
+            return self._config
+        return replace(self._config, population=_LIGHT * self._config.islands, generations=1)
+
+    def _sample(self, workload: tvm.IRModule, n: int, known: set[str], seed: int) -> list[Proposal]:
+        return evolution.sample(workload, self._target, n, known=known, seed=seed, spaces=self._config.offered)
+
+    def choose(self, rows: Sequence[PlanRow]) -> PlanRow:
+        """Foresee tuning: the family member for which the model, just updated, sees most to gain.
+
+        Its promise is weighed with how fast the model thinks unmeasured programs are, relative to its best.
+        """
+        model = self._models.get(rows[0].family_id)
+        if model is None or len(rows) == 1:
+            return rows[0]
+        gains = [(row.promise or 0.0) * np.exp(self._look(row, model)) for row in rows[:_FORESEE_CHOICE]]
+        return rows[int(np.argmax(gains))]
+
+    def _look(self, row: PlanRow, model: FamilyModel) -> float:
+        """See `evolution.look`; from the best program of a subgraph."""
+        seed = digests.seed(self._seed, row.subgraph_id, "look")
+        past = self._history.of(row.subgraph_id)
+        if self._recorded:
+            best = past.fastest[0].trace if past.fastest else ""
+            return self._recorded.look(row.subgraph_id, _FORESEE_LOOK, model, best, past.known, seed)
+        return evolution.look(
+            load_workload(self._subgraphs[row.subgraph_id].workload), self._target, _FORESEE_LOOK, model=model,
+            parents=[Measured(each.trace, each.latency_s) for each in past.fastest[:1]], known=past.known, seed=seed,
+            config=self._config,
+        )  # fmt: skip

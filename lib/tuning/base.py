@@ -1,0 +1,92 @@
+"""Base models: what measurements of many models taught, for a run to begin with; a family's model learns on from there.
+
+There is one for each core operator and class of targets, made by `benchmarks/pool/train_base.py` from recorded
+measurements and kept in `lib/tuning/base_models/<class>/`: the models, and a card that says what they were trained on
+and how well each foretells models that it has not seen.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from lib.contracts import digests
+from lib.contracts.schemas import FEATURE_VERSION
+from lib.tuning.cost_model import FamilyModel
+from lib.tuning.members import join
+
+FOLDER = Path(__file__).parent / "base_models"
+CARD = "card.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base model of one core operator."""
+
+    operator: str
+    path: Path
+    regrets: tuple[float, ...]  # on unseen models, of the best of its first 1, 2, ... programs, against the best of all
+    pairwise_accuracy: float  # on unseen models
+    n_samples: int
+
+    def model(self) -> FamilyModel:
+        """Read it.
+
+        Raises:
+            MissingInput, ContractError: See `FamilyModel.load`.
+        """
+        return FamilyModel.load(self.path)
+
+
+class BaseModels:
+    """Those for one class of targets; empty where this project has none."""
+
+    def __init__(self, folder: Path | None) -> None:
+        card = _card(folder) if folder else {}
+        self.digest = digests.of_json(card) if card else ""
+        self._found = {
+            operator: Base(
+                operator,
+                (folder or FOLDER) / facts["file"],
+                tuple(facts["regrets"]),
+                facts["pairwise"],
+                facts["samples"],
+            )
+            for operator, facts in card.get("operators", {}).items()
+        }
+
+    def of(self, operator: str) -> Base | None:
+        """That of a core operator, if there is one."""
+        return self._found.get(operator)
+
+
+def base_models(target_class: str, use: bool = True) -> BaseModels:
+    """Those that this project has for a class of targets (`CpuTarget.instructions`); none if not to be used."""
+    folder = FOLDER / target_class
+    return BaseModels(folder if use and target_class and (folder / CARD).exists() else None)
+
+
+def bases_of(subgraphs: pa.Table, families: pa.Table, bases: BaseModels) -> dict[str, Base | None]:
+    """By family: the base model of the core operator that all of it have; None if there is none, or several operators.
+
+    Args:
+        subgraphs: A SUBGRAPHS table; `families`: the FAMILIES table made from it.
+    """
+    operators: dict[str, set[str]] = {}
+    for row in join(subgraphs.select(["subgraph_id", "core_operator"]), families):
+        if row["family_id"]:
+            operators.setdefault(row["family_id"], set()).add(row["core_operator"])
+    return {family_id: bases.of(min(found)) if len(found) == 1 else None for family_id, found in operators.items()}
+
+
+NONE = BaseModels(None)
+
+
+@cache
+def _card(folder: Path) -> dict[str, Any]:
+    """What the models are; empty if they were trained on other features."""
+    card: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    return card if card["features"] == FEATURE_VERSION else {}

@@ -1,0 +1,97 @@
+import json
+
+import numpy as np
+import pytest
+
+from lib.contracts.schemas import N_FEATURES
+from lib.search import evolution, nest
+from lib.search.features import of_stores
+from lib.tir import traces
+from lib.tir.outline import outline
+from tests.helpers import matmul
+from tests.lib.search.spaces.test_contraction import convolution
+from tests.lib.search.spaces.test_window import depthwise
+
+PRODUCT = matmul(64, 256, 128)  # rows, columns, channels
+
+
+def told(workload, trace, cpu):
+    """A program's features by their names."""
+    return dict(zip(nest.NAMES, nest.features(nest.describe(workload, cpu.tvm()), trace), strict=True))
+
+
+def size(found, name):
+    """A feature that is a logarithm."""
+    return round(2 ** float(found[name]) - 1)
+
+
+@pytest.fixture(scope="module")
+def sampled(cpu):
+    return evolution.sample(PRODUCT, cpu.tvm(), 12, known=set(), seed=1)
+
+
+def test_there_are_as_many_features_as_the_tables_say():
+    assert len(nest.NAMES) + len(of_stores(np.zeros((3, 164)))) == N_FEATURES
+
+
+def test_the_shape_of_a_product_is_told(cpu, sampled):
+    found = told(PRODUCT, sampled[0].trace, cpu)
+
+    assert [size(found, name) for name in ("rows", "columns", "channels", "window", "batch")] == [64, 256, 128, 1, 1]
+    assert size(found, "weight bytes") == 4 * 256 * 128
+    assert size(found, "operations") == pytest.approx(2 * 64 * 256 * 128, rel=1e-5)
+
+
+def test_the_tile_is_the_one_that_the_program_has(cpu, sampled):
+    """Beside what `outline` reads from the scheduled program."""
+    for proposal in sampled:
+        found = told(PRODUCT, proposal.trace, cpu)
+        tile = outline(traces.apply(PRODUCT, proposal.trace).mod).tile
+        rows, vectors = int(found["tile rows"]), int(found["tile vectors"])
+
+        assert f"{rows}" in tile
+        assert f"{vectors}" in tile
+        assert found["accumulators"] == rows * vectors
+
+
+def test_what_a_task_works_on_covers_the_output_with_all_others(cpu, sampled):
+    for proposal in sampled:
+        found = told(PRODUCT, proposal.trace, cpu)
+        done = size(found, "tasks") * size(found, "rows of a task") * size(found, "columns of a task")
+
+        assert done == pytest.approx(64 * 256 * found["row waste"] * found["column waste"], rel=1e-3)
+        assert size(found, "tiles of a task") * found["accumulators"] * found["lanes"] == pytest.approx(
+            size(found, "rows of a task") * size(found, "columns of a task")
+        )
+
+
+def test_idle_cores_are_told(cpu, sampled):
+    for proposal in sampled:
+        found = told(PRODUCT, proposal.trace, cpu)
+        tasks = size(found, "tasks")
+
+        assert found["idle share"] == pytest.approx(1 - tasks / (-(-tasks // cpu.threads) * cpu.threads))
+
+
+def test_a_window_and_a_convolution_are_told_by_their_axes(cpu):
+    for workload, window in ((convolution(), 9), (depthwise(1), 9)):
+        [proposal] = evolution.sample(workload, cpu.tvm(), 1, known=set(), seed=0)
+        found = told(workload, proposal.trace, cpu)
+
+        assert size(found, "window") * size(found, "channels") % window == 0
+        assert np.isfinite([found[name] for name in ("tasks", "tile rows", "lanes", "task bytes")]).all()
+
+
+def test_features_are_those_that_the_search_saw(cpu, sampled):
+    described = nest.describe(PRODUCT, cpu.tvm())
+
+    for proposal in sampled:
+        assert np.array_equal(nest.features(described, proposal.trace), proposal.features, equal_nan=True)
+
+
+def test_without_a_contraction_only_what_is_there_is_told(cpu):
+    found = told(PRODUCT, json.dumps([[], []]), cpu)
+
+    assert np.isfinite(found["rows"])
+    assert np.isnan(found["tile rows"])
+    assert np.isnan(found["tasks"])

@@ -1,0 +1,68 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lib.contracts.schemas import FAMILIES, FEATURE_VERSION, N_FEATURES, SUBGRAPHS
+from lib.tuning import base
+from lib.tuning.base import CARD, FOLDER, NONE, BaseModels, base_models, bases_of
+from lib.tuning.cost_model import train
+from tests.lib.tuning.test_cost_model import CONFIG, synthetic
+
+
+@pytest.fixture
+def folder(tmp_path):
+    train(synthetic(0), CONFIG, 0).save(tmp_path / "matmul.ubj")
+    facts = {"file": "matmul.ubj", "regrets": [0.2, 0.05, 0.01], "pairwise": 0.8, "samples": 288}
+    (tmp_path / CARD).write_text(json.dumps({"features": FEATURE_VERSION, "operators": {"matmul": facts}}))
+    base._card.cache_clear()
+    return tmp_path
+
+
+def tables_of(**operators):
+    """SUBGRAPHS and FAMILIES of subgraphs, each in the family of its first letter."""
+    rows = [{"subgraph_id": key, "core_operator": operator} for key, operator in operators.items()]
+    columns = {name: [row.get(name) for row in rows] for name in ("subgraph_id", "core_operator")}
+    families = pa.table({"subgraph_id": list(operators), "family_id": [key[0] for key in operators]}).cast(FAMILIES)
+    return pa.table(columns, schema=pa.schema([SUBGRAPHS.field(name) for name in columns])), families
+
+
+def test_a_base_model_scores_programs(folder):
+    found = BaseModels(folder).of("matmul")
+
+    assert np.isfinite(found.model().predict(np.zeros((3, N_FEATURES), np.float32))).all()
+    assert BaseModels(folder).of("conv2d") is None
+
+
+def test_a_family_of_one_operator_has_a_base_others_have_none(folder):
+    found = bases_of(*tables_of(a1="matmul", a2="matmul", b1="matmul", b2="conv2d", c1="conv2d"), BaseModels(folder))
+
+    assert found["a"].operator == "matmul"
+    assert found["b"] is found["c"] is None
+
+
+def test_models_of_other_features_are_none(folder):
+    card = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps({**card, "features": "others"}))
+    base._card.cache_clear()
+
+    assert BaseModels(folder).of("matmul") is None
+
+
+def test_another_class_of_targets_has_no_base_models_and_nobody_has_to_use_them():
+    assert (
+        base_models("").digest == base_models("sparc").digest == base_models("avx512", use=False).digest == NONE.digest
+    )
+
+
+@pytest.mark.parametrize("card", sorted(FOLDER.glob(f"*/{CARD}")), ids=lambda path: path.parent.name)
+def test_the_models_that_are_shipped_can_be_read_and_are_small(card):
+    models = BaseModels(card.parent)
+    operators = json.loads(card.read_text())["operators"]
+
+    assert {"matmul", "conv2d_1x1"} <= set(operators)
+    for operator in operators:
+        scores = models.of(operator).model().predict(np.zeros((1, N_FEATURES), np.float32))
+        assert np.isfinite(scores).all()
+    assert sum(path.stat().st_size for path in card.parent.iterdir()) < 8e6
