@@ -1,0 +1,156 @@
+"""Train the base models of a class of targets from recorded pools, and write their card.
+
+    python benchmarks/pool/train_base.py --pools FOLDER ... --out lib/tuning/base_models/avx512 [--without MODEL ...]
+
+What the card says of a model was found by leaving models out: for each model of the pools in turn, all its subgraphs
+are kept from training, and those that no other model has are foretold. `regrets` has, for n = 1, 2, ... 10, how much
+slower the fastest of the first n of a subgraph's recorded programs, in the order in which they were foretold, is than
+the fastest of all of them; the geometric mean over subgraphs. Programs of a pool are in part those that an earlier
+model liked.
+"""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from lib.contracts import tables
+from lib.contracts.schemas import CANDIDATES, FEATURE_VERSION, MEASUREMENTS, MODELS, SUBGRAPHS
+from lib.contracts.statuses import Status
+from lib.tuning.base import CARD
+from lib.tuning.cost_model import LOOKS, FamilyModel, Samples, TrainConfig, accuracy, regrets, train
+from lib.tuning.history import matrix
+
+_LEAST_SUBGRAPHS = 4  # that an operator must have
+_LEAST_PROGRAMS = 5  # of a group, to be foretold
+_ONE_MOMENT_S = 60.0
+_QUIET = 1.25  # times what the fastest fifth of an anchor's measurements take at most
+CONFIG = TrainConfig(num_boost_round=150, max_depth=5, learning_rate=0.05, colsample=0.3)
+
+
+class Pool:
+    """Recorded programs, a row for each measurement: features, subgraph, core operator, latency, and what it may be
+    compared with. And which model has what."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        parts = [_measured(folder) for folder in folders]
+        rows = pd.concat([rows for rows, _ in parts], ignore_index=True)
+        self.features = np.concatenate([features for _, features in parts])
+        self.subgraphs, self.operators = rows["subgraph_id"].to_numpy(str), rows["operator"].to_numpy(str)
+        self.latencies, self.groups = rows["latency"].to_numpy(float), rows["group"].to_numpy(str)
+        self.lowerings = sorted({row["lowering"] for folder in folders for row in _conditions(folder)})
+        models = [row for folder in folders for row in tables.read(folder / "models.parquet", MODELS).to_pylist()]
+        self.models = {row["name"]: dict(zip(row["subgraphs"], row["calls"], strict=True)) for row in models}
+
+    def samples(self, chosen: np.ndarray) -> Samples:
+        return Samples(self.features[chosen], self.groups[chosen], self.latencies[chosen])
+
+
+def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
+    """The measurements of a pool that were taken while its anchor was as fast as ever, with the programs' features.
+
+    Those of a subgraph of one moment are a group: a machine that is slower an hour later tells nothing of programs.
+    """
+    candidates = tables.read(folder / "candidates.parquet", CANDIDATES)
+    described = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).select(["subgraph_id", "core_operator"])
+    operator = dict(described.to_pandas().to_numpy())
+    place = {key: n for n, key in enumerate(candidates["candidate_id"].to_pylist())}
+    paths = [folder / f"{name}.parquet" for name in ("measurements", "again")]
+    found = pa.concat_tables([tables.read(path, MEASUREMENTS) for path in paths if path.exists()])
+    rows = found.select(["candidate_id", "subgraph_id", "status", "latencies", "measured_at"]).to_pandas()
+    rows = rows[rows["candidate_id"].isin(place) & _is_quiet(rows["measured_at"].to_numpy(), folder)]
+    rows = rows.sort_values(["subgraph_id", "measured_at"]).reset_index(drop=True)
+    is_ok = rows["status"] == Status.OK
+    rows["latency"] = [float(np.median(found)) if ok else np.nan
+                       for found, ok in zip(rows["latencies"], is_ok, strict=True)]  # fmt: skip
+    begins = (rows["measured_at"].diff() > _ONE_MOMENT_S) | (rows["subgraph_id"] != rows["subgraph_id"].shift())
+    rows["group"] = [f"{folder.name}-{n}" for n in begins.cumsum()]
+    rows["operator"] = rows["subgraph_id"].map(operator)
+    chosen = [place[key] for key in rows["candidate_id"]]
+    return rows, matrix(candidates["features"])[chosen]
+
+
+def _is_quiet(moments: np.ndarray, folder: Path) -> np.ndarray:
+    """Whether the anchors before and after each moment were both about as fast as they can be."""
+    anchors = tables.read(folder / "anchors.parquet", MEASUREMENTS).select(["candidate_id", "latencies", "measured_at"])
+    rows = anchors.to_pandas().sort_values("measured_at")
+    rows["latency"] = [float(np.median(found)) if len(found) else np.inf for found in rows["latencies"]]
+    usual = rows.groupby("candidate_id")["latency"].transform(lambda found: found.quantile(0.2))
+    quiet = (rows["latency"] <= _QUIET * usual).to_numpy()
+    after = np.searchsorted(rows["measured_at"].to_numpy(), moments)
+    before = np.clip(after - 1, 0, len(quiet) - 1)
+    return np.asarray(quiet[before] & quiet[np.clip(after, 0, len(quiet) - 1)])
+
+
+def _conditions(folder: Path) -> list[dict[str, str]]:
+    column = tables.read(folder / "measurements.parquet", MEASUREMENTS)["conditions"]
+    return [dict(row) for row in {tuple(sorted(row.items())) for row in column.to_pylist()}]
+
+
+def foretold(pool: Pool, operator: str, without: list[str]) -> pd.DataFrame:
+    """How programs of unseen models were foretold: a row for each group of a subgraph."""
+    rows = []
+    own = pool.operators == operator
+    for name, calls in pool.models.items():
+        rest = [found for other, found in pool.models.items() if other != name and other not in without]
+        others = {key for found in rest for key in found}
+        unseen = own & np.isin(pool.subgraphs, [key for key in calls if key not in others])
+        seen = own & np.isin(pool.subgraphs, sorted(others - set(calls)))
+        if not unseen.any() or len(np.unique(pool.subgraphs[seen])) < _LEAST_SUBGRAPHS:
+            continue
+        scores = train(pool.samples(seen), CONFIG, seed=0).predict(pool.features)
+        for group in np.unique(pool.groups[unseen]):
+            chosen = np.flatnonzero(unseen & (pool.groups == group) & np.isfinite(pool.latencies))
+            if len(chosen) >= _LEAST_PROGRAMS:
+                rows.append({"model": name, **_told(scores[chosen], pool.latencies[chosen])})
+    return pd.DataFrame(rows)
+
+
+def _told(scores: np.ndarray, latency: np.ndarray) -> dict[str, float]:
+    found = {f"regret {n}": 1 + regret for n, regret in enumerate(regrets(scores, latency), start=1)}
+    pairwise = accuracy(scores, 1 / latency).pairwise
+    return {"pairwise": pairwise, "median": float(np.median(latency) / latency.min()), **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pools", nargs="+", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--without", nargs="*", default=[], help="models whose subgraphs are not trained on")
+    given = parser.parse_args()
+    pool = Pool(given.pools)
+    kept = {key for name, calls in pool.models.items() if name not in given.without for key in calls}
+    kept -= {key for name in given.without for key in pool.models[name]}
+    given.out.mkdir(parents=True, exist_ok=True)
+    operators = {}
+    for operator in np.unique(pool.operators):
+        chosen = (pool.operators == operator) & np.isin(pool.subgraphs, sorted(kept))
+        if len(np.unique(pool.subgraphs[chosen])) < _LEAST_SUBGRAPHS or not np.isfinite(pool.latencies[chosen]).any():
+            continue
+        told = foretold(pool, operator, given.without)
+        if told.empty:
+            continue
+        of_unseen = [float(np.exp(np.log(told[f"regret {n}"]).mean()) - 1) for n in range(1, LOOKS + 1)]
+        model: FamilyModel = train(pool.samples(chosen), CONFIG, seed=0)
+        path = given.out / f"{operator.replace('+', '-')}.ubj"
+        model.save(path)
+        operators[operator] = {
+            "file": path.name, "samples": int(chosen.sum()), "subgraphs": len(np.unique(pool.subgraphs[chosen])),
+            "pairwise": round(float(told["pairwise"].mean()), 3), "regrets": [round(value, 4) for value in of_unseen],
+            "median of recorded": round(float(np.exp(np.log(told["median"]).mean()) - 1), 3), "unseen": len(told),
+        }  # fmt: skip
+        print(operator, operators[operator], f"{path.stat().st_size / 1e3:.0f} kB", flush=True)
+    card = {
+        "features": FEATURE_VERSION, "lowering": pool.lowerings, "made": str(datetime.date.today()),
+        "models": sorted(set(pool.models) - set(given.without)), "left out": given.without, "operators": operators,
+        "training": {key: getattr(CONFIG, key) for key in ("num_boost_round", "max_depth", "learning_rate")},
+    }  # fmt: skip
+    (given.out / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
