@@ -41,12 +41,12 @@ CONDITIONS = Conditions('{"kind": "llvm"}', 2, "cold", "plain r0", 1, "a CPU", "
 def rows(subgraph: int, start: int, rng: np.random.Generator) -> pa.Table:
     """A file's worth of REMEMBERED."""
     operator = OPERATORS[subgraph % len(OPERATORS)]
-    features = [np.full(164, value, np.float32) for value in rng.random(4)] * 2
+    features = rng.random(55).astype(np.float32)
     found = [
         {
             "core_operator": operator, "operators": [operator], "candidate_id": f"{subgraph:08x}{n:08x}",
             "subgraph_id": f"{subgraph:016x}", "origin": "evolved", "space": "contraction", "program_hash": f"{n}",
-            "trace": "[" + "0, " * 800 + f"{n}]", "features": features, "status": "ok",
+            "trace": "[" + "0, " * 800 + f"{n}]", "donor": "", "features": features, "status": "ok",
             "latencies": list(rng.random(3)), "error": None, "build_s": 0.1, "run_s": 0.1, "measured_at": 1.0,
             "host": "host", "device": "cpu", "conditions": asdict(CONDITIONS),
         }

@@ -1,0 +1,148 @@
+"""What tuned models give to others: Transfer-Tuning's setting (Gibson and Cano, CC 2023), through the tuner's commands.
+
+    python benchmarks/transfer.py --work FOLDER --pairs resnet50,mobilenetv2 ... --out FILE.parquet
+        [--spaces metaschedule] [--minutes 5] [--minutes-after 2]
+
+Each model of the pairs is tuned alone with an empty memory: its full gain. For each ordered pair DONOR,MODEL, the model
+is tuned once more with the donor's memory. Base models are left out, so that all that is known comes from the donor;
+in MetaSchedule's space convolutions are computed as the model has them. Latencies are sums over subgraphs of the lowest
+medians so far, and time is that of search, measurement and training. For each pair:
+
+- `adapted_share`: of the full gain, the untuned latency less the tuned one, what the donor's schedules reach alone:
+  those adapted, and those of subgraphs that both models have
+- `adapted_speedup_share`: the same as a ratio of speedups, the paper's figure (49 % of Ansor's on the mean)
+- `seconds_alone`, `seconds_after`: until 95 % of the full gain was reached, without donor and with it
+- `close_alone`, `close_after`: until the latency was within 5 % of the best that either run reached
+
+A command that was interrupted goes on where it stood. Nothing else may run on the machine.
+"""
+
+import argparse
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import curves
+import numpy as np
+import pandas as pd
+from nights import Place, past_of, tunable
+
+from lib.contracts import tables
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS
+from lib.contracts.statuses import Status
+
+_GAIN = 0.95  # of the full one
+_NEAR = 1.05  # times the best of both
+
+
+def settings(spaces: str) -> str:
+    """Of the runs' configuration."""
+    direct = "[extract]\nwinograd = never\nwiden = never\n" if spaces == "metaschedule" else ""
+    return f"{direct}[generate]\nspaces = {spaces}\n[train]\nbase = no\n"
+
+
+def tuned(place: Place, model: str, minutes: float) -> Path:
+    """The folder of the run of a model: the only one in its place, however it is called there."""
+    status, _ = place.run("TuneModel", "--model", model, "--minutes", f"{minutes:g}")
+    found = next(place.artifacts.glob("*/*/runs/*"), None)
+    if status or found is None:
+        raise SystemExit(f"{model} was not tuned, status {status}: see {place.folder / 'log'}")
+    return found
+
+
+class Run:
+    """What came of a run.
+
+    Attributes:
+        rows: Every measurement, that of the memory first, at 0 seconds: seconds, subgraph_id, candidate_id, latency_s,
+            origin.
+    """
+
+    def __init__(self, folder: Path, calls: dict[str, int]) -> None:
+        self.calls = calls
+        recalled, *own = past_of(folder)
+        known = _measured(recalled.measurements).assign(seconds=0.0)
+        rows = pd.concat([known[known["subgraph_id"].isin(calls)], curves.of_run(folder)], ignore_index=True)
+        candidates = [tables.read(files.candidates, CANDIDATES).select(["candidate_id", "origin"]).to_pandas()
+                      for files in (recalled, *own)]  # fmt: skip
+        origins = pd.concat(candidates).drop_duplicates("candidate_id").set_index("candidate_id")
+        self.rows = rows.join(origins, on="candidate_id")
+        self.is_known = set(known["candidate_id"])
+
+    def latency_s(self, rows: pd.DataFrame) -> float:
+        """Of the model, with the best of some measurements."""
+        best = rows.groupby("subgraph_id")["latency_s"].min()
+        return float(sum(n * best.get(key, np.inf) for key, n in self.calls.items()))
+
+    @property
+    def untuned(self) -> pd.DataFrame:
+        return self.rows[self.rows["origin"] == "untuned"]
+
+    @property
+    def of_donor(self) -> pd.DataFrame:
+        """What the donor gave, beside the untuned programs."""
+        return self.rows[(self.rows["origin"] == "adapted") | self.rows["candidate_id"].isin(self.is_known)]
+
+    def seconds_to(self, latency_s: float) -> float:
+        """Until the model was that fast; infinity if it never was."""
+        curve = curves.curve(self.rows, self.calls)
+        return float(curve.loc[curve["latency_s"] <= latency_s, "seconds"].min())
+
+
+def _measured(path: Path) -> pd.DataFrame:
+    rows = tables.read(path, MEASUREMENTS).select(["candidate_id", "subgraph_id", "status", "latencies"]).to_pandas()
+    rows["latency_s"] = [float(np.median(found)) if status == Status.OK else np.nan
+                         for status, found in zip(rows["status"], rows["latencies"], strict=True)]  # fmt: skip
+    found: pd.DataFrame = rows[["candidate_id", "subgraph_id", "latency_s"]]
+    return found
+
+
+def compared(alone: Run, after: Run) -> dict[str, Any]:
+    """The figures of a pair; see the head of this file."""
+    untuned = alone.latency_s(alone.untuned)
+    full = alone.latency_s(alone.rows)
+    given = after.latency_s(pd.concat([after.of_donor, after.untuned, alone.untuned]))
+    best = min(full, after.latency_s(after.rows))
+    goal, near = untuned - _GAIN * (untuned - full), _NEAR * best
+    return {
+        "untuned_ms": untuned * 1e3, "full_ms": full * 1e3, "adapted_ms": given * 1e3,
+        "after_ms": after.latency_s(after.rows) * 1e3,
+        "adapted_share": (untuned - given) / (untuned - full), "adapted_speedup_share": full / given,
+        "seconds_alone": alone.seconds_to(goal), "seconds_after": after.seconds_to(goal),
+        "close_alone": alone.seconds_to(near), "close_after": after.seconds_to(near),
+        "subgraphs": len(alone.calls), "known": len(set(after.rows.query("seconds == 0")["subgraph_id"])),
+        "adapted": int(after.rows.loc[after.rows["origin"] == "adapted", "subgraph_id"].nunique()),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--pairs", nargs="+", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--spaces", default="metaschedule", choices=("own", "metaschedule"))
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--minutes-after", type=float, default=2)
+    parser.add_argument("--code", type=Path, default=Path(__file__).resolve().parents[1])
+    given = parser.parse_args()
+    pairs = [tuple(pair.split(",")) for pair in given.pairs]
+    places = {model: Place((given.work / model).resolve(), given.code, settings(given.spaces))
+              for model in dict.fromkeys(itertools.chain(*pairs))}  # fmt: skip
+    alone = {model: tuned(place, model, given.minutes) for model, place in places.items()}
+    rows = []
+    for donor, model in pairs:
+        place = Place((given.work / f"{donor}-{model}").resolve(), given.code, settings(given.spaces))
+        [memory] = places[donor].artifacts.glob("*/memory")
+        shutil.copytree(memory, place.artifacts / memory.parent.name / "memory", dirs_exist_ok=True)
+        calls = tunable(places[model].artifacts, alone[model].parents[1].name)
+        after = Run(tuned(place, model, given.minutes_after), calls)
+        rows.append({"donor": donor, "model": model, "spaces": given.spaces,
+                     **compared(Run(alone[model], calls), after)})  # fmt: skip
+        print(rows[-1], flush=True)
+    pd.DataFrame(rows).to_parquet(given.out)
+    print(pd.DataFrame(rows).round(3).T.to_string())
+
+
+if __name__ == "__main__":
+    main()
