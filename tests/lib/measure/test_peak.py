@@ -9,7 +9,7 @@ from tests.helpers import matmul
 
 
 def test_no_program_of_the_same_pool_reaches_more(cpu, pool):
-    """Where other tests share the cores, either may be disturbed: each has several turns."""
+    """Where other tests share the cores, a turn may be disturbed, or have both cores for once: medians of programs."""
     n = 256
     workload = matmul(n, n, n)
     proposals = sample(workload, cpu.tvm(), 4, known=(), seed=0)
@@ -18,10 +18,10 @@ def test_no_program_of_the_same_pool_reaches_more(cpu, pool):
     for _ in range(4):
         peaks.append(peak.flops(cpu, pool))
         latencies, _ = pool.compare(tvm.ir.save_json(workload), [p.trace for p in proposals], 1, baseline=None)
-        reached += [2 * n**3 / latency for each in latencies for latency in each]
+        reached.append([2 * n**3 / latency for [latency] in latencies])
 
     assert None not in peaks
-    assert max(peaks) > max(reached)
+    assert max(peaks) > np.median(reached, axis=0).max()
 
 
 def test_a_gpu_has_none(pool):
