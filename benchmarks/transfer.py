@@ -30,7 +30,7 @@ from nights import Place, past_of, tunable
 
 from lib.contracts import tables
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS
-from lib.contracts.statuses import Status
+from lib.tuning.history import latencies_s
 
 _GAIN = 0.95  # of the full one
 _NEAR = 1.05  # times the best of both
@@ -91,11 +91,9 @@ class Run:
 
 
 def _measured(path: Path) -> pd.DataFrame:
-    rows = tables.read(path, MEASUREMENTS).select(["candidate_id", "subgraph_id", "status", "latencies"]).to_pandas()
-    rows["latency_s"] = [float(np.median(found)) if status == Status.OK else np.nan
-                         for status, found in zip(rows["status"], rows["latencies"], strict=True)]  # fmt: skip
-    found: pd.DataFrame = rows[["candidate_id", "subgraph_id", "latency_s"]]
-    return found
+    measured = tables.read(path, MEASUREMENTS)
+    rows: pd.DataFrame = measured.select(["candidate_id", "subgraph_id"]).to_pandas()
+    return rows.assign(latency_s=latencies_s(measured))
 
 
 def compared(alone: Run, after: Run) -> dict[str, Any]:

@@ -11,11 +11,9 @@ differences are of pairs of the same subgraph.
 
 import argparse
 import itertools
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import intervals
 import numpy as np
 import pandas as pd
-from deep import DeepPool
+from deep import DeepPool, in_parallel
 
 from lib.machine import targets
 from lib.tuning.base import base_models
@@ -132,11 +130,7 @@ def main() -> None:
     parser.add_argument("--samples", default="8,16,32,64")
     given = parser.parse_args()
     orders = [(given.pool, int(n), seed) for n in given.samples.split(",") for seed in range(given.splits)]
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
-        found = [row for part in processes.map(of_split, *zip(*orders, strict=True)) for row in part]
-    rows = pd.DataFrame(found)
-    rows.to_parquet(given.out)
-    print("\n".join(summary(rows)))
+    print("\n".join(summary(in_parallel(of_split, orders, given.out))))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ A machine may be slower an hour later. In the second pass all programs of a subg
 each moment of the first pass are scaled by the median of their ratios between the passes.
 """
 
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,8 @@ import pandas as pd
 
 from lib.contracts import tables
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, MODELS, SUBGRAPHS
-from lib.contracts.statuses import Status
 from lib.tuning.cost_model import Samples
-from lib.tuning.history import matrix
+from lib.tuning.history import latencies_s, matrix
 
 _ONE_MOMENT_S = 60.0
 
@@ -49,10 +51,8 @@ class DeepPool:
 
     def _align(self) -> None:
         rows = self.rows
-        order = rows.sort_values(["subgraph_id", "first_at"])
-        begins = (order["first_at"].diff() > _ONE_MOMENT_S) | (order["subgraph_id"] != order["subgraph_id"].shift())
-        moment = begins.cumsum().reindex(rows.index)
-        rows["first"] *= (rows["second"] / rows["first"]).groupby(moment).transform("median")
+        ratio = rows["second"] / rows["first"]
+        rows["first"] *= ratio.groupby(moments(rows, "first_at")).transform("median")
         rows["latency"] = np.sqrt(rows["first"] * rows["second"])
 
     def samples(self, chosen: np.ndarray, column: str = "latency") -> Samples:
@@ -74,8 +74,28 @@ class DeepPool:
 
 def _timed(path: Path, name: str) -> pd.DataFrame:
     """Latencies of a pass, by candidate, and when they were taken."""
-    rows = tables.read(path, MEASUREMENTS).select(["candidate_id", "status", "latencies", "measured_at"]).to_pandas()
-    latency = [float(np.median(found)) if status == Status.OK else np.nan
-               for status, found in zip(rows["status"], rows["latencies"], strict=True)]  # fmt: skip
-    found = pd.DataFrame({"candidate_id": rows["candidate_id"], name: latency, f"{name}_at": rows["measured_at"]})
-    return found.drop_duplicates("candidate_id").set_index("candidate_id")
+    measured = tables.read(path, MEASUREMENTS)
+    columns = {"candidate_id": measured["candidate_id"].to_pylist(), name: latencies_s(measured),
+               f"{name}_at": measured["measured_at"].to_pylist()}  # fmt: skip
+    return pd.DataFrame(columns).drop_duplicates("candidate_id").set_index("candidate_id")
+
+
+def moments(rows: pd.DataFrame, at: str) -> pd.Series:
+    """Which moment each measurement is of, as a number: those of one subgraph, none a minute after the one before.
+
+    Args:
+        at: The column with their times.
+    """
+    order = rows.sort_values(["subgraph_id", at])
+    begins = (order[at].diff() > _ONE_MOMENT_S) | (order["subgraph_id"] != order["subgraph_id"].shift())
+    return begins.cumsum().reindex(rows.index)
+
+
+def in_parallel(
+    work: Callable[..., list[dict[str, Any]]], orders: Sequence[tuple[Any, ...]], out: Path
+) -> pd.DataFrame:
+    """The rows that the work leaves of each order, in their order; kept in a file."""
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
+        rows = pd.DataFrame([row for part in processes.map(work, *zip(*orders, strict=True)) for row in part])
+    rows.to_parquet(out)
+    return rows

@@ -34,7 +34,6 @@ from lib.contracts import digests, tables
 from lib.contracts.errors import TunerError
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, SUBGRAPHS
-from lib.contracts.statuses import Status
 from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
 from lib.machine import targets
@@ -48,6 +47,7 @@ from lib.search.features import padded
 from lib.tir.workload import load_workload
 from lib.tuning.cost_model import FamilyModel, Samples, TrainConfig, train
 from lib.tuning.families import cluster
+from lib.tuning.history import latencies_s
 from stages import extract, join
 from stages.measure import jobs_of
 
@@ -176,8 +176,11 @@ class Recording:
 
     def _latencies(self, subgraph_id: str, n_round: int) -> dict[str, float]:
         parts = [self.table("measurements", subgraph_id, MEASUREMENTS, n) for n in range(n_round)]
-        return {row["candidate_id"]: float(np.median(row["latencies"])) if row["status"] == Status.OK else np.nan
-                for part in parts if part is not None for row in part.to_pylist()}  # fmt: skip
+        return {
+            key: latency_s
+            for part in parts if part is not None
+            for key, latency_s in zip(part["candidate_id"].to_pylist(), latencies_s(part), strict=True)
+        }  # fmt: skip
 
     def before(self, kind: str, schema: pa.Schema, n_round: int) -> dict[str, pa.Table]:
         """What the rounds before one have of each subgraph."""

@@ -12,12 +12,10 @@ tuner's. Intervals of 95 % are by bootstrap over seeds.
 
 import argparse
 import itertools
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +28,7 @@ import intervals
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from deep import DeepPool
+from deep import DeepPool, in_parallel
 
 from lib.contracts import digests, tables
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN
@@ -184,11 +182,7 @@ def main() -> None:
             strategy=variant.strategy, num_trials_per_round=given.per_round, num_trials_warmup=given.warm_up
         )
         orders.append((given.pool, variant, plan, seed))
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
-        found = [row for part in processes.map(of_variant, *zip(*orders, strict=True)) for row in part]
-    rows = pd.DataFrame(found)
-    rows.to_parquet(given.out)
-    print("\n".join(summary(rows)))
+    print("\n".join(summary(in_parallel(of_variant, orders, given.out))))
 
 
 if __name__ == "__main__":

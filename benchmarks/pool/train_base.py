@@ -17,17 +17,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from deep import moments
 
 from lib.contracts import tables
 from lib.contracts.schemas import CANDIDATES, FEATURE_VERSION, MEASUREMENTS, MODELS, SUBGRAPHS
-from lib.contracts.statuses import Status
 from lib.tuning.base import CARD
 from lib.tuning.cost_model import LOOKS, FamilyModel, Samples, TrainConfig, accuracy, regrets, train
-from lib.tuning.history import matrix
+from lib.tuning.history import latencies_s, matrix
 
 _LEAST_SUBGRAPHS = 4  # that an operator must have
 _LEAST_PROGRAMS = 5  # of a group, to be foretold
-_ONE_MOMENT_S = 60.0
 _QUIET = 1.25  # times what the fastest fifth of an anchor's measurements take at most
 CONFIG = TrainConfig(num_boost_round=150, max_depth=5, learning_rate=0.05, colsample=0.3)
 
@@ -61,14 +60,10 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
     place = {key: n for n, key in enumerate(candidates["candidate_id"].to_pylist())}
     paths = [folder / f"{name}.parquet" for name in ("measurements", "again")]
     found = pa.concat_tables([tables.read(path, MEASUREMENTS) for path in paths if path.exists()])
-    rows = found.select(["candidate_id", "subgraph_id", "status", "latencies", "measured_at"]).to_pandas()
+    rows = found.select(["candidate_id", "subgraph_id", "measured_at"]).to_pandas().assign(latency=latencies_s(found))
     rows = rows[rows["candidate_id"].isin(place) & _is_quiet(rows["measured_at"].to_numpy(), folder)]
     rows = rows.sort_values(["subgraph_id", "measured_at"]).reset_index(drop=True)
-    is_ok = rows["status"] == Status.OK
-    rows["latency"] = [float(np.median(found)) if ok else np.nan
-                       for found, ok in zip(rows["latencies"], is_ok, strict=True)]  # fmt: skip
-    begins = (rows["measured_at"].diff() > _ONE_MOMENT_S) | (rows["subgraph_id"] != rows["subgraph_id"].shift())
-    rows["group"] = [f"{folder.name}-{n}" for n in begins.cumsum()]
+    rows["group"] = [f"{folder.name}-{n}" for n in moments(rows, "measured_at")]
     rows["operator"] = rows["subgraph_id"].map(operator)
     chosen = [place[key] for key in rows["candidate_id"]]
     return rows, matrix(candidates["features"])[chosen]

@@ -204,16 +204,17 @@ def samples(files: RoundFiles) -> RoundSamples:
 def _samples(files: RoundFiles, _current: tuple[str, ...]) -> RoundSamples:
     candidates = tables.read(files.candidates, CANDIDATES)
     measurements = tables.read(files.measurements, MEASUREMENTS)
+    rows = measurements.select(["candidate_id", "status", "latencies"]).to_pylist()
     latency = {
-        row["candidate_id"]: median(row["latencies"]) if row["status"] == Status.OK else np.nan
-        for row in measurements.select(["candidate_id", "status", "latencies"]).to_pylist()
+        row["candidate_id"]: latency_s
+        for row, latency_s in zip(rows, latencies_s(measurements), strict=True)
         if row["status"] != Status.MISS  # of which nothing is known, neither that it fails
     }
     ends = {
         row["candidate_id"]: (row["latencies"][0], row["latencies"][-1])
         if len(row["latencies"]) > 1
         else (np.nan, np.nan)
-        for row in measurements.select(["candidate_id", "latencies"]).to_pylist()
+        for row in rows
     }
     measured = pa.array([key in latency for key in candidates["candidate_id"].to_pylist()], pa.bool_())
     described = pc.greater(pc.list_value_length(candidates["features"]), 0)  # of old ones only the program is recalled
@@ -227,6 +228,12 @@ def _samples(files: RoundFiles, _current: tuple[str, ...]) -> RoundSamples:
         features=matrix(candidates["features"]),
         conditions=frozenset(_conditions(measurements)),
     )
+
+
+def latencies_s(measurements: pa.Table) -> list[float]:
+    """The median latency of each row of a MEASUREMENTS table, in seconds; NaN for what failed."""
+    rows = zip(measurements["status"].to_pylist(), measurements["latencies"].to_pylist(), strict=True)
+    return [median(latencies) if status == Status.OK else np.nan for status, latencies in rows]
 
 
 def _conditions(measurements: pa.Table) -> list[Conditions]:
