@@ -175,6 +175,8 @@ def train(samples: Samples, config: TrainConfig, seed: int, base: FamilyModel | 
     }
     if base is not None and misleads(base, samples):
         base = None
+    if base is not None:  # XGBoost seeds a new model, but goes on with the process's generator where trees are added
+        parameters["seed_per_iteration"] = True
     data = xgb.DMatrix(samples.features[known])
     booster = xgb.train(
         parameters, data, config.num_boost_round, obj=objective, xgb_model=base.booster if base else None

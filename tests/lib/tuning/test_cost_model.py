@@ -140,6 +140,14 @@ def test_a_gpu_trains_models_as_accurate(measured):
     assert abs(found[0] - found[1]) < 0.03
 
 
+def test_trees_on_top_of_a_base_are_equal_whatever_was_trained_before():
+    base, own = train(synthetic(0), CONFIG, 0), synthetic(1, n_workloads=2)
+
+    found = [train(own, CONFIG, 0, base).booster.save_raw("ubj") for _ in range(3)]
+
+    assert found[0] == found[1] == found[2]
+
+
 def test_equal_data_and_seeds_give_equal_models(measured, tmp_path):
     for name in ("1.ubj", "2.ubj"):
         train(part(measured[1], slice(64)), CONFIG, 7).save(tmp_path / name)
