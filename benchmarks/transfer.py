@@ -13,6 +13,8 @@ medians so far, and time is that of search, measurement and training. For each p
 - `adapted_speedup_share`: the same as a ratio of speedups, the paper's figure (49 % of Ansor's on the mean)
 - `seconds_alone`, `seconds_after`: until 95 % of the full gain was reached, without donor and with it
 - `close_alone`, `close_after`: until the latency was within 5 % of the best that either run reached
+- `foretold_ms`, `foretold_share`, `seconds_foretold`: the library of `--trials 0`, which the donor gives before
+  anything is measured: its latency, its share of the gain between libraries, and the seconds until it was chosen
 
 A command that was interrupted goes on where it stood. Nothing else may run on the machine.
 """
@@ -21,6 +23,7 @@ import argparse
 import itertools
 import shutil
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import curves
@@ -28,8 +31,9 @@ import numpy as np
 import pandas as pd
 from nights import Place, past_of, tunable
 
-from lib.contracts import tables
-from lib.contracts.schemas import CANDIDATES, MEASUREMENTS
+from lib.contracts import manifest, tables
+from lib.contracts.files import RunFiles
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, TRAINING
 from lib.tuning.history import latencies_s
 
 _GAIN = 0.95  # of the full one
@@ -42,9 +46,9 @@ def settings(spaces: str) -> str:
     return f"{direct}[generate]\nspaces = {spaces}\n[train]\nbase = no\n"
 
 
-def tuned(place: Place, model: str, minutes: float) -> Path:
+def tuned(place: Place, model: str, *limit: str) -> Path:
     """The folder of the run of a model: the only one in its place, however it is called there."""
-    status, _ = place.run("TuneModel", "--model", model, "--minutes", f"{minutes:g}")
+    status, _ = place.run("TuneModel", "--model", model, *limit)
     found = next(place.artifacts.glob("*/*/runs/*"), None)
     if status or found is None:
         raise SystemExit(f"{model} was not tuned, status {status}: see {place.folder / 'log'}")
@@ -114,6 +118,18 @@ def compared(alone: Run, after: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def foretold(alone: Path, run: Path) -> dict[str, float]:
+    """The library that was made of a donor's schedules without a measurement, beside the tuned one and the untuned."""
+    full, own = (manifest.read(RunFiles(folder).compiled.manifest)["latencies_s"] for folder in (alone, run))
+    files = RunFiles(run)
+    chosen = [(files.recalled.training, TRAINING), (files.foretold.candidates, CANDIDATES)]
+    latency_s, full_s, untuned_s = median(own["tuned"]), median(full["tuned"]), median(full["untuned"])
+    return {
+        "foretold_ms": latency_s * 1e3, "foretold_share": (untuned_s - latency_s) / (untuned_s - full_s),
+        "seconds_foretold": sum(tables.stamp(path, schema).clock["total"] for path, schema in chosen),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
@@ -127,16 +143,19 @@ def main() -> None:
     pairs = [tuple(pair.split(",")) for pair in given.pairs]
     places = {model: Place((given.work / model).resolve(), given.code, settings(given.spaces))
               for model in dict.fromkeys(itertools.chain(*pairs))}  # fmt: skip
-    alone = {model: tuned(place, model, given.minutes) for model, place in places.items()}
+    alone = {model: tuned(place, model, "--minutes", f"{given.minutes:g}") for model, place in places.items()}
     rows = []
     for donor, model in pairs:
-        place = Place((given.work / f"{donor}-{model}").resolve(), given.code, settings(given.spaces))
-        [memory] = places[donor].artifacts.glob("*/memory")
-        shutil.copytree(memory, place.artifacts / memory.parent.name / "memory", dirs_exist_ok=True)
         calls = tunable(places[model].artifacts, alone[model].parents[1].name)
-        after = Run(tuned(place, model, given.minutes_after), calls)
+        [memory] = places[donor].artifacts.glob("*/memory")
+        runs = []
+        for name, limit in (("foretold", ("--trials", "0")), ("after", ("--minutes", f"{given.minutes_after:g}"))):
+            place = Place((given.work / f"{donor}-{model}" / name).resolve(), given.code, settings(given.spaces))
+            shutil.copytree(memory, place.artifacts / memory.parent.name / "memory", dirs_exist_ok=True)
+            runs.append(tuned(place, model, *limit))
         rows.append({"donor": donor, "model": model, "spaces": given.spaces,
-                     **compared(Run(alone[model], calls), after)})  # fmt: skip
+                     **compared(Run(alone[model], calls), Run(runs[1], calls)),
+                     **foretold(alone[model], runs[0])})  # fmt: skip
         print(rows[-1], flush=True)
     pd.DataFrame(rows).to_parquet(given.out)
     print(pd.DataFrame(rows).round(3).T.to_string())

@@ -5,12 +5,11 @@ adapted (Transfer-Tuning): as many as the model's past errors ask for. Without a
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import tvm
 from tvm.target import Target
 
 from lib.contracts import digests, tables
@@ -19,9 +18,8 @@ from lib.contracts.files import RoundFiles
 from lib.contracts.schemas import TRAINING
 from lib.machine.targets import AnyTarget
 from lib.search import evolution, features, nest, transfer
-from lib.search.evolution import Measured, Proposal, SearchConfig
+from lib.search.evolution import DesignSpace, Measured, Proposal, SearchConfig
 from lib.search.recorded import Recorded
-from lib.search.spaces.table import fitting
 from lib.search.transfer import Donor
 from lib.tir.traces import EMPTY_TRACE
 from lib.tir.workload import load_workload
@@ -175,10 +173,8 @@ class Searcher:
         random ones, which are still far from an untuned program. None where TVM cannot search it."""
         row = PlanRow(subgraph_id, self._subgraphs[subgraph_id].family_id, "foretold", n, None, "")
         try:
-            workload = load_workload(self._subgraphs[subgraph_id].workload)
-            found = self._first_look(workload, row, n)
-            if not found:
-                found = self._sample(workload, n, set(), digests.seed(self._seed, subgraph_id))
+            space = self._space(row)
+            found = self._first_look(space, row, n) or self._sample(space, row, n, set())
         except (RuntimeError, ValueError, LookupError) as error:
             _log.warning("The subgraph %s cannot be searched and stays untuned: %s", subgraph_id, error)
             return []
@@ -187,27 +183,32 @@ class Searcher:
     def _propose(self, row: PlanRow) -> list[Proposal]:
         if self._recorded:
             return self._of_recorded(row, self._recorded)
-        workload = load_workload(self._subgraphs[row.subgraph_id].workload)
-        seed = digests.seed(self._seed, row.subgraph_id)
-        past = self._history.of(row.subgraph_id)
+        space, past = self._space(row), self._history.of(row.subgraph_id)
         model = self._models.get(row.family_id)
         if row.kind == "warm-up":  # the untuned program comes last: the pool times it once if others are faster
-            last, n = evolution.untuned(workload, self._target), self.enough(row)
-            found = self._first_look(workload, row, n)
+            last = evolution.untuned(space.workload, self._target)
+            found = self._first_look(space, row, self.enough(row))
             if model is None:
                 taken = {last.program_hash, *(proposal.program_hash for proposal in found)}
-                found = [*found, *self._sample(workload, row.num_trials - 1 - len(found), taken, seed)]
+                found = [*found, *self._sample(space, row, row.num_trials - 1 - len(found), taken)]
             return [*found, last]
         if model is None:
-            return self._sample(workload, row.num_trials, past.known, seed)
+            return self._sample(space, row, row.num_trials, past.known)
         parents = [Measured(program.trace, program.latency_s) for program in past.fastest]
         return evolution.evolve(
-            workload, self._target, row.num_trials, model=model, parents=parents, known=past.known, seed=seed,
+            space, row.num_trials, model=model, parents=parents, known=past.known, seed=self._seed_of(row),
             config=self._config,
         )  # fmt: skip
 
+    def _space(self, row: PlanRow) -> DesignSpace:
+        workload = load_workload(self._subgraphs[row.subgraph_id].workload)
+        return DesignSpace(workload, self._target, self._config.offered, self._seed_of(row))
+
+    def _seed_of(self, row: PlanRow, *what: str) -> int:
+        return digests.seed(self._seed, row.subgraph_id, *what)
+
     def _of_recorded(self, row: PlanRow, recorded: Recorded) -> list[Proposal]:
-        seed, n = digests.seed(self._seed, row.subgraph_id), row.num_trials
+        seed, n = self._seed_of(row), row.num_trials
         known, model = self._history.of(row.subgraph_id).known, self._models.get(row.family_id)
         if model is None:
             return recorded.sample(row.subgraph_id, n, known, seed)
@@ -227,31 +228,28 @@ class Searcher:
         tolerated = _REGRET / max(searched.share * len(self._subgraphs), 1e-9)
         return min(most, looks(searched.regrets, tolerated))
 
-    def _first_look(self, workload: tvm.IRModule, row: PlanRow, n: int) -> list[Proposal]:
+    def _first_look(self, space: DesignSpace, row: PlanRow, n: int) -> list[Proposal]:
         """Up to n programs that the model likes best, and some adapted ones beside them."""
         model, family = self._models.get(row.family_id), self._donors.get(row.family_id, ())
-        seed = digests.seed(self._seed, row.subgraph_id)
-        donors = [donor for donor in family if donor.subgraph_id != row.subgraph_id]
-        adapted = transfer.adapted(workload, self._target, donors, _DONORS, seed=seed, spaces=self._config.offered)
+        adapted = transfer.adapted(space, [donor for donor in family if donor.subgraph_id != row.subgraph_id], _DONORS)
         if model is None:
             return adapted
         found = evolution.evolve(
-            workload, self._target, n, model=model, parents=[Measured(each.trace, 0.0) for each in adapted],
-            known=(), seed=seed, config=self._light(workload), n_random=0,
+            space, n, model=model, parents=[Measured(each.trace, 0.0) for each in adapted], known=(),
+            seed=self._seed_of(row), config=self._config if space.own else self._light, n_random=0,
         )  # fmt: skip
         scores = model.predict(features.padded([proposal.features for proposal in adapted]))
         scored = [replace(each, score=float(score)) for each, score in zip(adapted, scores, strict=True)]
         by_hash = {each.program_hash: each for each in [*found, *scored]}  # what both propose is called adapted
         return list(by_hash.values())
 
-    def _light(self, workload: tvm.IRModule) -> SearchConfig:
-        """The effort of a first look: less in MetaSchedule's space, where a whole search takes four seconds."""
-        if fitting(workload, self._target, self._config.offered) is not None:
-            return self._config
+    @property
+    def _light(self) -> SearchConfig:
+        """The effort of a first look in MetaSchedule's space, where a whole search takes four seconds."""
         return replace(self._config, population=_LIGHT * self._config.islands, generations=1)
 
-    def _sample(self, workload: tvm.IRModule, n: int, known: set[str], seed: int) -> list[Proposal]:
-        return evolution.sample(workload, self._target, n, known=known, seed=seed, spaces=self._config.offered)
+    def _sample(self, space: DesignSpace, row: PlanRow, n: int, known: Collection[str]) -> list[Proposal]:
+        return evolution.sampled(space, n, known=known, seed=self._seed_of(row))
 
     def choose(self, rows: Sequence[PlanRow]) -> PlanRow:
         """Foresee tuning: the family member for which the model, just updated, sees most to gain.
@@ -266,13 +264,13 @@ class Searcher:
 
     def _look(self, row: PlanRow, model: FamilyModel) -> float:
         """See `evolution.look`; from the best program of a subgraph."""
-        seed = digests.seed(self._seed, row.subgraph_id, "look")
+        seed = self._seed_of(row, "look")
         past = self._history.of(row.subgraph_id)
         if self._recorded:
             best = past.fastest[0].trace if past.fastest else ""
             return self._recorded.look(row.subgraph_id, _FORESEE_LOOK, model, best, past.known, seed)
         return evolution.look(
-            load_workload(self._subgraphs[row.subgraph_id].workload), self._target, _FORESEE_LOOK, model=model,
+            self._space(row), _FORESEE_LOOK, model=model,
             parents=[Measured(each.trace, each.latency_s) for each in past.fastest[:1]], known=past.known, seed=seed,
             config=self._config,
         )  # fmt: skip

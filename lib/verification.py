@@ -1,8 +1,8 @@
 """Whether a compiled model computes what it should, on a device of its own, and how fast beside the untuned one."""
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ from lib.contracts.settings import limit
 from lib.measure import onnx_peer
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
 from lib.measure.runner import ModelFailed, ModelSession, Pool
-from lib.tir.numerics import largest_magnitude, random_values, relative_error
+from lib.tir.numerics import PLAIN_LOOPS, largest_magnitude, random_values, relative_error
 
 _ONNX_TIMEOUT_S = 60.0  # of what the model came from: to load and run it, or to time it
 _GLANCES = 2  # turns, where nothing is known that a library could be slower than
@@ -65,7 +65,7 @@ class Built:
         self.inputs = folder / "inputs.npz"
         values = [random_values(tuple(i["shape"]), i["dtype"], i["bound"], seed=n) for n, i in enumerate(interface)]
         np.savez(self.inputs, *values)
-        self.expected = folder / "expected.npz"  # of the model in plain loops; may be known from before
+        self.expected = folder / "expected.npz"  # of the model in plain loops, once needed; may be known from before
         self.module, self.reference = model.module, model.module  # as JSON
         self.reference_weights = model.weights
         if model.reference.exists():  # convolutions are computed otherwise than the model has them
@@ -88,34 +88,35 @@ def verify(
     untuned: Estimate,
     config: CompileConfig,
     pool: Pool,
-    onnx: OnnxFile | None = None,
+    peer: "Peer | None" = None,
     previous: CompiledFiles | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Run the model on a device of its own, tuned and in plain loops on equal inputs, compare the outputs, and time it
-    in turn with the untuned one; both also with the file that it came from, if that is ONNX.
+    """Run the tuned model on a device of its own, compare its outputs, and time it in turn with the untuned one; also
+    with the file that it came from, if that is ONNX.
+
+    The outputs are compared with what the file itself gives; where there is no file, it does not run, or the outputs
+    differ, with the model in plain loops, which tells a wrong kernel from a wrong import.
 
     Args:
         untuned: Stands for the untuned model where that was not built, or does not end in time.
+        peer: The file that the model came from, if it is ONNX.
         previous: What was shipped of the same model before: it stays unless the new one is faster beside it.
+        check: Builds the model in plain loops; called if that is needed and not there.
 
     Returns:
         Facts for the manifest. `shipped` is `tuned`, `untuned`, or `previous`: then `latencies_s` has the one that
         stays as `tuned`, and the one that was not faster as `new`.
 
     Raises:
-        VerificationError: They differ by more than the tolerance, or one of them does not run.
+        VerificationError: The outputs differ by more than the tolerance, or a model does not run.
+        CompilationError: `check` failed.
     """
     runs_untuned = built.untuned.exists() and _ends_in_time(built, config, pool)
     try:
-        with ExitStack() as stack:
-            peer = Peer(onnx, stack.enter_context(onnx_peer.opened(onnx, _ONNX_TIMEOUT_S))) if onnx else None
-            if peer:
-                peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
-            session = stack.enter_context(pool.models(config.timeout_s))
-            error, largest = _difference(session, built, config.tolerance)
-            if peer:
-                peer.compare(list(np.load(built.expected).values()), config.tolerance)
-            error_before = _error_of(previous, built, config, pool) if previous else None
+        with pool.models(config.timeout_s) as session:
+            agreed = _agreed(session, built, config.tolerance, peer, check)
+            error_before = _error_of(previous, built, agreed, config, pool) if previous else None
             libraries = {"tuned": built.library("tuned")}
             if runs_untuned:
                 libraries["untuned"] = built.library("untuned")
@@ -126,6 +127,7 @@ def verify(
             latencies = _latencies(session, libraries, built.inputs, turns, peer)
     except ModelFailed as failure:
         raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
+    error = agreed.error
     if not runs_untuned:
         latencies["untuned"] = [untuned.seconds] if untuned.seconds else []  # nothing of it is known
     is_lower_bound = not (runs_untuned or untuned.is_complete)
@@ -138,8 +140,9 @@ def verify(
             latencies |= {"new": latencies["tuned"], "tuned": before}
     return {
         "shipped": shipped,
+        "compared_with": agreed.by,
         "max_error": error,
-        "largest_output": largest,
+        "largest_output": largest_magnitude(agreed.expected),
         "latencies_s": latencies,
         "untuned_estimated": not runs_untuned,
         "untuned_is_lower_bound": is_lower_bound,
@@ -147,23 +150,58 @@ def verify(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What a tuned model's outputs agree with."""
+
+    by: str  # what made them: ONNX Runtime with its version, say, or `PLAIN_LOOPS`
+    expected: Sequence[np.ndarray]
+    error: float  # the largest difference, over the largest of each output
+
+
+@contextmanager
+def peer_of(onnx: OnnxFile | None) -> Iterator["Peer | None"]:
+    """The file that a model came from, in a process of its own for as long as a block lasts; none if it is not ONNX."""
+    if onnx is None:
+        yield None
+        return
+    with onnx_peer.opened(onnx, _ONNX_TIMEOUT_S) as session:
+        yield Peer(onnx, session)
+
+
 class Peer:
     """The file that a model came from, run by ONNX Runtime or by ONNX's reference evaluator; it may fail."""
 
     def __init__(self, file: OnnxFile, session: OnnxPeer) -> None:
         self._file, self._session = file, session
-        self._outputs: list[np.ndarray] = []
-        self._by, self._failure, self._is_timed = "", "", False
+        self.outputs: Sequence[np.ndarray] = []
+        self.by = ""  # what ran it; empty if nothing did
+        self._failure, self._is_timed = "", False
         self._max_error: float | None = None
 
     def infer(self, inputs: Path, out: Path) -> None:
-        """Compute what it says, before anything else is timed."""
+        """Compute what it says, once."""
+        if self.by or self._failure:
+            return
         try:
-            self._outputs, opened = self._session.outputs(self._file, inputs, out)
+            self.outputs, opened = self._session.outputs(self._file, inputs, out)
         except ModelFailed as failure:
             self._failure = failure.reason
         else:
-            self._by, self._is_timed = opened.by, opened.is_timed and self._file.is_timed
+            self.by, self._is_timed = opened.by, opened.is_timed and self._file.is_timed
+
+    def error(self, found: Sequence[np.ndarray]) -> float:
+        """Largest difference of outputs to its own, over the largest of each; infinity where there is nothing to
+        compare."""
+        is_comparable = self.by and _shapes(found) == _shapes(self.outputs) and all(map(_has_finite, self.outputs))
+        return max(map(relative_error, found, self.outputs), default=0.0) if is_comparable else math.inf
+
+    def agrees(self, found: Sequence[np.ndarray], tolerance: float) -> bool:
+        """Whether outputs are its own but for rounding."""
+        error = self.error(found)
+        if error <= tolerance:
+            self._max_error = error
+        return error <= tolerance
 
     def compare(self, found: Sequence[np.ndarray], tolerance: float) -> None:
         """The imported model's outputs with its own.
@@ -171,17 +209,13 @@ class Peer:
         Raises:
             VerificationError: They differ by more than the tolerance.
         """
-        if self._failure:
+        if self._failure or self.agrees(found, tolerance):
             return
-        shapes = [[value.shape for value in values] for values in (found, self._outputs)]
-        error = max(map(relative_error, found, self._outputs), default=0.0) if shapes[0] == shapes[1] else math.inf
-        if not error <= tolerance:
-            raise VerificationError(
-                f"The imported model's outputs, of shapes {shapes[0]}, differ from what {self._by} makes of the file, "
-                f"of shapes {shapes[1]}, by {error:.1e} of their largest value; {tolerance:g} is allowed. Nothing was "
-                "shipped; the measurements are kept."
-            )
-        self._max_error = error
+        raise VerificationError(
+            f"The imported model's outputs, of shapes {_shapes(found)}, differ from what {self.by} makes of the file, "
+            f"of shapes {_shapes(self.outputs)}, by {self.error(found):.1e} of their largest value; {tolerance:g} is "
+            "allowed. Nothing was shipped; the measurements are kept."
+        )
 
     def time(self, seconds: float) -> float | None:
         """Seconds of an inference, as `ModelSession.time` has it; none if it fails, or says nothing."""
@@ -195,7 +229,7 @@ class Peer:
 
     def facts(self) -> dict[str, Any]:
         """For the manifest."""
-        return {"by": self._by, "max_error": self._max_error, "failure": self._failure}
+        return {"by": self.by, "max_error": self._max_error, "failure": self._failure}
 
 
 def _ends_in_time(built: Built, config: CompileConfig, pool: Pool) -> bool:
@@ -209,9 +243,18 @@ def _ends_in_time(built: Built, config: CompileConfig, pool: Pool) -> bool:
     return True
 
 
-def _error_of(previous: CompiledFiles, built: Built, config: CompileConfig, pool: Pool) -> float | None:
-    """Largest difference of a library's outputs to those in plain loops; none if it does not run, or differs by more
-    than the tolerance. In a process of its own, so that it costs nothing if it crashes.
+def _shapes(arrays: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    return [array.shape for array in arrays]
+
+
+def _has_finite(array: np.ndarray) -> bool:
+    """Whether there is something to compare."""
+    return not array.size or bool(np.isfinite(array.astype(np.float64)).any())
+
+
+def _error_of(previous: CompiledFiles, built: Built, agreed: Agreed, config: CompileConfig, pool: Pool) -> float | None:
+    """Largest difference of a library's outputs to what a new one's agree with; none if it does not run, or differs by
+    more than the tolerance. In a process of its own, so that it costs nothing if it crashes.
     """
     out = built.folder / "outputs-previous.npz"
     try:
@@ -220,38 +263,46 @@ def _error_of(previous: CompiledFiles, built: Built, config: CompileConfig, pool
             session.infer("previous", out)
     except ModelFailed:
         return None
-    found, expected = (list(np.load(path).values()) for path in (out, built.expected))
+    found, expected = list(np.load(out).values()), agreed.expected
     error = max(map(relative_error, found, expected), default=0.0) if len(found) == len(expected) else math.inf
     return error if error <= config.tolerance else None
 
 
-def _difference(session: ModelSession, built: Built, tolerance: float) -> tuple[float, float]:
-    """Largest difference of the tuned model's outputs to those in plain loops, over the largest of these; and this.
+def _agreed(
+    session: ModelSession, built: Built, tolerance: float, peer: Peer | None, check: Callable[[], None]
+) -> Agreed:
+    """What the tuned model's outputs agree with: those of its file, else those of the model in plain loops.
 
     Raises:
-        VerificationError: It is above the tolerance, or an output has no finite element to compare.
+        VerificationError: They agree with neither, or an output has no finite element to compare.
     """
     session.pack_weights(built.tuned, built.weights, out=built.packed)
-    found = built.folder / "outputs-tuned.npz"
+    out = built.folder / "outputs-tuned.npz"
     session.open_library("tuned", *built.library("tuned"), built.inputs)
-    session.infer("tuned", found)
+    session.infer("tuned", out)
+    found = list(np.load(out).values())
+    if peer and peer.agrees(found, tolerance):
+        return Agreed(peer.by, peer.outputs, peer.error(found))
     if not built.expected.exists():
+        check()
         session.open_library("checked", *built.library("checked"), built.inputs)
         session.infer("checked", built.expected)
-    outputs = [list(np.load(path).values()) for path in (found, built.expected)]
-    for n, expected in enumerate(outputs[1]):
-        if expected.size and not np.isfinite(expected.astype(np.float64)).any():
+    expected = list(np.load(built.expected).values())
+    for n, output in enumerate(expected):
+        if not _has_finite(output):
             raise VerificationError(
                 f"Output {n} of the model has not one finite element, untuned and on small inputs: are there NaN among "
                 "its weights? Nothing can be compared, so nothing was shipped; the measurements are kept."
             )
-    error = max(relative_error(a, b) for a, b in zip(*outputs, strict=True))
+    error = max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
     if not error <= tolerance:
         raise VerificationError(
             f"The tuned model's outputs differ from the untuned model's by {error:.1e} of their largest value; "
             f"{tolerance:g} is allowed. Nothing was shipped; the measurements are kept."
         )
-    return error, largest_magnitude(outputs[1])
+    if peer:
+        peer.compare(expected, tolerance)
+    return Agreed(PLAIN_LOOPS, expected, error)
 
 
 def _latencies(

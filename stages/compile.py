@@ -4,6 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.tuning import history
 from lib.tuning.members import join
-from lib.verification import Built, CompileConfig, Estimate, verify
+from lib.verification import Built, CompileConfig, Estimate, Peer, peer_of, verify
 from lib.winners import Choice, choose_all, without_wrong
 
 Say = Callable[[str], None]
@@ -81,25 +82,31 @@ def run(
             interface = deploy.interface(tvm.ir.load_json(model.module.read_text()))
             built = Built(Path(work), model, interface)
             _recall_expected(model, identity, built)
+            with peer_of(onnx) as peer:
 
-            def make(choices: Sequence[Choice]) -> dict[str, Any]:
-                with clock.spent("build"):
-                    say("compiling the model")
-                    untuned = estimate(subgraphs, choices)
-                    _build(built, subgraphs, choices, target, config, runs_untuned=untuned.at_most(config.once_above_s))
-                with clock.spent("verify"):
-                    say("checking the model and timing it beside the untuned one")
-                    return verify(built, untuned, config, pool, onnx, before)
+                def check() -> None:
+                    if not built.checked.exists():
+                        _build_all([_in_plain_loops(built)], target, config)
 
-            try:
-                found = make(choices)
-            except (CompilationError, VerificationError):
-                with clock.spent("verify"):
-                    right = without_wrong(choices, subgraphs, so_far, config, pool)
-                if right == choices:
-                    raise
-                choices = right
-                found = make(choices)
+                def make(choices: Sequence[Choice]) -> dict[str, Any]:
+                    with clock.spent("build"):
+                        say("compiling the model")
+                        untuned = estimate(subgraphs, choices)
+                        runs_untuned = untuned.at_most(config.once_above_s)
+                        _build(built, subgraphs, choices, target, config, peer, runs_untuned=runs_untuned)
+                    with clock.spent("verify"):
+                        say("checking the model and timing it beside the untuned one")
+                        return verify(built, untuned, config, pool, peer, before, check)
+
+                try:
+                    found = make(choices)
+                except (CompilationError, VerificationError):
+                    with clock.spent("verify"):
+                        right = without_wrong(choices, subgraphs, so_far, config, pool)
+                    if right == choices:
+                        raise
+                    choices = right
+                    found = make(choices)
             _keep_expected(model, identity, built)
             _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
         with clock.spent("finalists"):
@@ -164,7 +171,7 @@ def _recall_expected(model: ModelFiles, identity: Mapping[str, str], built: Buil
 
 def _keep_expected(model: ModelFiles, identity: Mapping[str, str], built: Built) -> None:
     """For the next library of the model."""
-    if built.expected.stat().st_size > _MOST_EXPECTED or not built.checked.exists():
+    if not built.checked.exists() or built.expected.stat().st_size > _MOST_EXPECTED:
         return
     with tables.written_whole(model.expected) as partial:
         shutil.copyfile(built.expected, partial)
@@ -204,19 +211,29 @@ def _build(
     choices: Sequence[Choice],
     target: targets.AnyTarget,
     config: CompileConfig,
+    peer: Peer | None,
     *,
     runs_untuned: bool,
 ) -> None:
-    """Compile the tuned model, the one to check it against, and the untuned one if that is to be run."""
+    """Compile the tuned model, and the untuned one if that is to be run; beside that the file that the model came from
+    computes what it says. Where there is none, also what the tuned one is checked against."""
     traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
     chosen = built.folder / "traces.json"
     chosen.write_text(json.dumps(traces))
     orders = [BuildModel(built.module, built.tuned, chosen, pack=True)]
-    if not built.expected.exists():
-        orders.append(BuildModel(built.reference, built.checked, in_plain_loops=True))
+    if not peer and not built.expected.exists():
+        orders.append(_in_plain_loops(built))
     if runs_untuned:  # an untuned ViT takes minutes
         orders.append(BuildModel(built.reference, built.untuned))
-    _build_all(orders, target, config)
+    with ThreadPoolExecutor(1) as beside:
+        inferred = beside.submit(peer.infer, built.inputs, built.folder / "outputs-onnx.npz") if peer else None
+        _build_all(orders, target, config)
+        if inferred:
+            inferred.result()
+
+
+def _in_plain_loops(built: Built) -> BuildModel:
+    return BuildModel(built.reference, built.checked, in_plain_loops=True)
 
 
 def _build_all(orders: Sequence[BuildModel], target: targets.AnyTarget, config: CompileConfig) -> None:

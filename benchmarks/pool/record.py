@@ -42,7 +42,7 @@ from lib.measure.runner import MeasureConfig
 from lib.models.source import Source
 from lib.search import candidates as proposed
 from lib.search import evolution
-from lib.search.evolution import Measured, Proposal, SearchConfig
+from lib.search.evolution import DesignSpace, Measured, Proposal, SearchConfig
 from lib.search.features import padded
 from lib.tir.workload import load_workload
 from lib.tuning.cost_model import FamilyModel, Samples, TrainConfig, train
@@ -77,15 +77,14 @@ def propose(search: Search) -> list[Proposal]:
     target, config = targets.cpu_target(search.target).tvm(), SearchConfig(spaces=search.spaces)
     try:
         workload = load_workload(search.workload)
+        space = DesignSpace(workload, target, config.offered, search.seed)
         if not search.models:
-            return evolution.sample(
-                workload, target, search.n, known=search.known, seed=search.seed, spaces=config.offered
-            )
+            return evolution.sampled(space, search.n, known=search.known, seed=search.seed)
         found: list[Proposal] = []
         for n, model in enumerate(search.models, start=1):
             known = search.known | {proposal.program_hash for proposal in found}
             found += evolution.evolve(
-                workload, target, search.n * n // len(search.models) - len(found), model=model, parents=search.parents,
+                space, search.n * n // len(search.models) - len(found), model=model, parents=search.parents,
                 known=known, seed=digests.seed(search.seed, n), config=config, n_random=0,
             )  # fmt: skip
     except (RuntimeError, ValueError, LookupError) as error:

@@ -8,6 +8,7 @@ programs. Workloads that none of these spaces fits get MetaSchedule's space and 
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -115,19 +116,23 @@ def sample(
         spaces: The first of them that fits is sampled; else MetaSchedule's, also where that one fails or has nothing to
             choose.
     """
+    return sampled(DesignSpace(workload, target, spaces, seed), n, known=known, seed=seed)
+
+
+def sampled(space: "DesignSpace", n: int, *, known: Collection[str], seed: int) -> list[Proposal]:
+    """See `sample`."""
     if n <= 0:
         return []
-    found = points_of(workload, target, spaces, seed)
+    found = space.own
     if found is not None:
         drawn = _drawn(found.points, 4 * n + 64, np.random.default_rng(seed)).values()
         return realized(found, drawn, n, known, "sampled")
-    programs = _fresh(metaschedule.sampled(workload, target, n, seed), known)[:n]
-    return _of_metaschedule(workload, target, programs, "sampled")
+    programs = _fresh(metaschedule.sampled(space.workload, space.target, n, seed), known)[:n]
+    return _of_metaschedule(space, programs, "sampled")
 
 
 def evolve(
-    workload: tvm.IRModule,
-    target: Target,
+    space: "DesignSpace",
     n: int,
     *,
     model: Scorer,
@@ -143,32 +148,28 @@ def evolve(
         parents: Measured programs, the fastest first; they join the first generation.
         known: Of every program that was ever measured; see `sample`.
         seed: Equal seeds and arguments give equal candidates.
-        config: Its `spaces` are as in `sample`.
+        config: The effort.
         n_random: How many are random; None: as the config has it, at least one.
     """
     if n_random is None:
         n_random = min(n, max(1, round(config.random_share * n)))
-    found = points_of(workload, target, config.offered, seed)
+    found = space.own
     if found is not None:
         best = realized(found, ranking(found.points, model, parents, seed, config), n - n_random, known, "evolved")
     else:
         evolved = metaschedule.evolved(
-            workload, target, n - n_random, model=Lowered(workload, target, model),
+            space.workload, space.target, n - n_random, model=Lowered(space.workload, space.target, model),
             parents=[(parent.trace, parent.latency_s) for parent in parents], known=known, seed=seed, search=config,
         )  # fmt: skip
-        best = _of_metaschedule(workload, target, evolved, "evolved")
+        best = _of_metaschedule(space, evolved, "evolved")
     taken = {*known, *(proposal.program_hash for proposal in best)}
-    random = sample(
-        workload, target, n - len(best), known=taken, seed=digests.seed(seed, "random"), spaces=config.offered
-    )
-    proposals = best + random
+    proposals = best + sampled(space, n - len(best), known=taken, seed=digests.seed(seed, "random"))
     scores = model.predict(features.padded([proposal.features for proposal in proposals]))
     return [replace(proposal, score=float(score)) for proposal, score in zip(proposals, scores, strict=True)]
 
 
 def look(
-    workload: tvm.IRModule,
-    target: Target,
+    space: "DesignSpace",
     n: int,
     *,
     model: Scorer,
@@ -179,11 +180,11 @@ def look(
 ) -> float:
     """By how much, as a logarithm, the best of n new programs is faster than the parents', as the model sees it; 0 if
     there is nothing new, or no parent that could be told."""
-    found = points_of(workload, target, config.offered, seed)
+    found = space.own
     if found is None:
-        proposals = sample(workload, target, n, known=known, seed=seed, spaces=config.offered)
+        proposals = sampled(space, n, known=known, seed=seed)
         scores = model.predict(features.padded([proposal.features for proposal in proposals]))
-        own = Lowered(workload, target).features([apply(workload, parent.trace) for parent in parents])
+        own = Lowered(space.workload, space.target).features([apply(space.workload, each.trace) for each in parents])
         before = model.predict(own) if len(own) else scores[:0]
     else:
         points = found.points
@@ -231,36 +232,52 @@ def _score(seen: Iterable[Point], model: Scorer, scores: dict[object, float]) ->
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A design space of a workload, with its points."""
+    """The points of a design space."""
 
     space: str  # its name
     points: Points
     lowered: "Lowered | None" = None  # what looks at programs of MetaSchedule's
 
 
-def points_of(workload: tvm.IRModule, target: Target, spaces: Sequence[Space], seed: int) -> Found | None:
-    """Those of the space that fits; None where none does, or that one fails or has no choices."""
-    space = fitting(workload, target, spaces)
-    if space is None:
+class DesignSpace:
+    """Where a workload's programs are: in the space of this project that fits it, or in MetaSchedule's. Each is made
+    when it is first asked for, which takes some tenths of a second."""
+
+    def __init__(self, workload: tvm.IRModule, target: Target, offered: Sequence[Space], seed: int) -> None:
+        """Nothing is made yet.
+
+        Args:
+            offered: The first of these that fits is taken; see `SearchConfig.offered`.
+            seed: See `Points`.
+        """
+        self.workload, self.target = workload, target
+        self._offered, self._seed = offered, seed
+
+    @cached_property
+    def own(self) -> Found | None:
+        """The points of the space that fits; None where none does, or that one fails or has no choices."""
+        space = fitting(self.workload, self.target, self._offered)
+        if space is None:
+            return None
+        try:
+            points = Points(self.workload, self.target, space, self._seed)
+            if points.has_choices and points.program(points.draw(np.random.default_rng(self._seed))) is not None:
+                return Found(space.name, points)
+        except (RuntimeError, ValueError, LookupError) as error:
+            # A night's run does not end with what one space overlooked.
+            reason = str(error).strip().rpartition("\n")[-1]
+            _log.warning("The space %r fails on a workload, which gets MetaSchedule's instead: %s", space.name, reason)
         return None
-    try:
-        points = Points(workload, target, space, seed)
-        if points.has_choices and points.program(points.draw(np.random.default_rng(seed))) is not None:
-            return Found(space.name, points)
-    except (RuntimeError, ValueError, LookupError) as error:
-        # A night's run does not end with what one space overlooked.
-        reason = str(error).strip().rpartition("\n")[-1]
-        _log.warning("The space %r fails on a workload, which gets MetaSchedule's instead: %s", space.name, reason)
-    return None
 
+    @cached_property
+    def metaschedules(self) -> Found:
+        """The points of MetaSchedule's space.
 
-def metaschedules(workload: tvm.IRModule, target: Target, seed: int) -> Found:
-    """The points of MetaSchedule's space.
-
-    Raises:
-        RuntimeError, ValueError: TVM cannot make its sketches.
-    """
-    return Found(METASCHEDULE, Points(workload, target, None, seed), Lowered(workload, target))
+        Raises:
+            RuntimeError, ValueError: TVM cannot make its sketches.
+        """
+        points = Points(self.workload, self.target, None, self._seed)
+        return Found(METASCHEDULE, points, Lowered(self.workload, self.target))
 
 
 def realized(found: Found, wanted: Iterable[Point], n: int, known: Collection[str], origin: str) -> list[Proposal]:
@@ -291,10 +308,8 @@ def _fresh(schedules: Sequence[Schedule], known: Collection[str]) -> list[Schedu
     return list(found.values())
 
 
-def _of_metaschedule(
-    workload: tvm.IRModule, target: Target, schedules: Sequence[Schedule], origin: str
-) -> list[Proposal]:
-    vectors = Lowered(workload, target).features(schedules)
+def _of_metaschedule(space: DesignSpace, schedules: Sequence[Schedule], origin: str) -> list[Proposal]:
+    vectors = Lowered(space.workload, space.target).features(schedules)
     return [
         Proposal(to_json(schedule), program_hash(schedule.mod), origin, METASCHEDULE, None, vector)
         for schedule, vector in zip(schedules, vectors, strict=True)

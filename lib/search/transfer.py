@@ -8,13 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import tvm
-from tvm.target import Target
 
 from lib.search import evolution, nest
-from lib.search.evolution import Proposal
-from lib.search.spaces.space import Space
-from lib.search.spaces.table import SPACES
+from lib.search.evolution import DesignSpace, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +22,11 @@ class Donor:
     context: np.ndarray  # of its workload: one value for each of `nest.CONTEXT`
 
 
-def adapted(
-    workload: tvm.IRModule,
-    target: Target,
-    donors: Sequence[Donor],
-    n: int,
-    *,
-    seed: int,
-    spaces: Sequence[Space] = SPACES,
-) -> list[Proposal]:
-    """Programs made of the traces of the donors whose workloads are most like this one: up to n.
-
-    Args:
-        spaces: See `evolution.sample`; MetaSchedule's own where none of them fits.
-    """
+def adapted(space: DesignSpace, donors: Sequence[Donor], n: int) -> list[Proposal]:
+    """Programs made of the traces of the donors whose workloads are most like this one: up to n."""
     if not donors or n <= 0:
         return []
-    found = evolution.points_of(workload, target, spaces, seed) or evolution.metaschedules(workload, target, seed)
+    found = space.own or space.metaschedules
     context = found.points.described.context
     made: dict[str, Proposal] = {}
     for donor in sorted(donors, key=lambda donor: (distance(donor.context, context), donor.subgraph_id)):

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from lib.contracts import digests
 from lib.contracts.schemas import FEATURE_VERSION
 from lib.tuning.cost_model import FamilyModel
 from lib.tuning.members import join
@@ -29,8 +28,6 @@ class Base:
     operator: str
     path: Path
     regrets: tuple[float, ...]  # on unseen models, of the best of its first 1, 2, ... programs, against the best of all
-    pairwise_accuracy: float  # on unseen models
-    n_samples: int
 
     def model(self) -> FamilyModel:
         """Read it.
@@ -46,15 +43,8 @@ class BaseModels:
 
     def __init__(self, folder: Path | None) -> None:
         card = _card(folder) if folder else {}
-        self.digest = digests.of_json(card) if card else ""
         self._found = {
-            operator: Base(
-                operator,
-                (folder or FOLDER) / facts["file"],
-                tuple(facts["regrets"]),
-                facts["pairwise"],
-                facts["samples"],
-            )
+            operator: Base(operator, (folder or FOLDER) / facts["file"], tuple(facts["regrets"]))
             for operator, facts in card.get("operators", {}).items()
         }
 

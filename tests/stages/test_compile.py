@@ -16,6 +16,7 @@ from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import RESULTS, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
+from lib.measure.onnx_peer import OnnxFile
 from lib.models.source import Source
 from lib.tir.numerics import random_values, relative_error
 from stages import cluster, compile, extract, generate, measure, train
@@ -205,18 +206,32 @@ def tuned(path, folder, cpu, pool):
     return Tuned(model, families, run)
 
 
-def compile_tuned(made, cpu, pool):
+def compile_tuned(made, cpu, pool, onnx=None):
     compile.run(
-        made.model, made.families, made.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE, out=made.run.compiled
+        made.model, made.families, made.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE, out=made.run.compiled,
+        onnx=onnx,
     )  # fmt: skip
     return made.run.compiled
 
 
-def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime(tmp_path, cpu, pool):
+def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime_and_is_checked_by_it(
+    tmp_path, cpu, pool, monkeypatch
+):
+    real, built = compile.building.build_all, []
+
+    def watched(orders, target, **limits):
+        built.extend(order.library.stem for order in orders)
+        return real(orders, target, **limits)
+
+    monkeypatch.setattr(compile.building, "build_all", watched)
     path = block(tmp_path / "block.onnx")
 
-    files = compile_tuned(tuned(path, tmp_path / "model", cpu, pool), cpu, pool)
+    made = tuned(path, tmp_path / "model", cpu, pool)
+    files = compile_tuned(made, cpu, pool, OnnxFile(path, cpu, is_timed=True))
 
+    assert "checked" not in built
+    assert manifest.read(files.manifest)["compared_with"].startswith("ONNX Runtime")
+    assert not made.model.expected.exists()
     x = random_values((1, 8, 10, 10), "float32", 0, seed=5)
     [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
     assert relative_error(infer(files, x), expected) < 1e-3  # whichever of its programs were the faster ones

@@ -16,8 +16,9 @@ from lib.graph.algorithms import AlgorithmConfig
 from lib.measure.onnx_peer import OnnxFile
 from lib.models.source import Source
 from lib.tir import lowering
+from lib.tir.numerics import PLAIN_LOOPS
+from lib.verification import Built, CompileConfig, Estimate, peer_of
 from stages import compile, extract
-from stages.compile import Built, CompileConfig, Estimate
 from tests.stages.conftest import PROVENANCE
 
 CONFIG = CompileConfig(finalists=1, repeats=1, turns=1, timeout_s=60)
@@ -166,32 +167,60 @@ def test_outputs_that_vanish_pass_and_their_size_is_told(cpu, pool, tmp_path):
     assert facts["max_error"] <= CONFIG.tolerance
 
 
-def test_a_model_that_was_imported_wrongly_is_refused(extracted, cpu, pool, tmp_path):
-    built = made(Built(tmp_path, extracted, interface_of(extracted)), cpu)
-    file, other = attention(tmp_path / "a.onnx", "kept"), onnx.load(attention(tmp_path / "b.onnx", "kept"))
+def beside(file, built, cpu, pool, check=lambda: None):
+    """What is found of a model beside an ONNX file."""
+    with peer_of(OnnxFile(file, cpu, is_timed=True)) as peer:
+        peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
+        return compile.verify(built, Estimate(1.0), CONFIG, pool, peer, check=check)
+
+
+def with_other_weights(path):
+    """The attention with a projection that has the other sign."""
+    other = onnx.load(attention(path, "kept"))
     [wq] = [tensor for tensor in other.graph.initializer if tensor.name == "wq"]
     wq.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(wq), "wq"))
-    onnx.save(other, tmp_path / "b.onnx")
+    onnx.save(other, path)
+    return path
 
-    def facts(path):
-        against = OnnxFile(path, cpu, is_timed=True)
-        return compile.verify(built, Estimate(1.0), CONFIG, pool, against)
 
-    found = facts(file)
-    assert found["onnx"]["by"].startswith("ONNX Runtime")
-    assert found["onnx"]["max_error"] < 1e-4
+def test_a_model_that_computes_what_its_file_does_needs_no_other_reference(extracted, cpu, pool, tmp_path):
+    built = made(Built(tmp_path, extracted, interface_of(extracted)), cpu)
+
+    found = beside(attention(tmp_path / "a.onnx", "kept"), built, cpu, pool, check=refuse)
+
+    assert found["compared_with"] == found["onnx"]["by"]
+    assert found["compared_with"].startswith("ONNX Runtime")
+    assert found["max_error"] == found["onnx"]["max_error"] < 1e-4
     assert len(found["latencies_s"]["onnxruntime"]) == CONFIG.turns
+
+
+def refuse():
+    raise AssertionError("plain loops were asked for")
+
+
+def test_a_model_that_was_imported_wrongly_is_refused(extracted, cpu, pool, tmp_path):
+    built = made(Built(tmp_path, extracted, interface_of(extracted)), cpu)
+
     with pytest.raises(VerificationError, match=r"imported model's outputs, .* differ from what ONNX Runtime"):
-        facts(tmp_path / "b.onnx")
+        beside(with_other_weights(tmp_path / "b.onnx"), built, cpu, pool)
+
+
+def test_a_wrong_kernel_is_told_from_a_wrong_import(extracted, cpu, pool, tmp_path):
+    built = made(Built(tmp_path, extracted, interface_of(extracted)), cpu, wrong="value")
+
+    with pytest.raises(VerificationError, match="The tuned model's outputs differ from the untuned model's"):
+        beside(attention(tmp_path / "a.onnx", "kept"), built, cpu, pool)
 
 
 def test_a_file_that_onnx_runtime_does_not_run_costs_the_comparison_alone(extracted, cpu, pool, tmp_path):
     built = made(Built(tmp_path, extracted, interface_of(extracted)), cpu)
     (tmp_path / "broken.onnx").write_bytes(b"no model")
-    against = OnnxFile(tmp_path / "broken.onnx", cpu, is_timed=True)
+    asked = []
 
-    found = compile.verify(built, Estimate(1.0), CONFIG, pool, against)
+    found = beside(tmp_path / "broken.onnx", built, cpu, pool, check=lambda: asked.append("plain loops"))
 
+    assert asked == ["plain loops"]
+    assert found["compared_with"] == PLAIN_LOOPS
     assert found["onnx"]["max_error"] is None
     assert "Protobuf" in found["onnx"]["failure"]
     assert "onnxruntime" not in found["latencies_s"]

@@ -3,7 +3,7 @@ import pytest
 
 from lib.contracts.errors import ConfigError
 from lib.search import evolution
-from lib.search.evolution import Measured, SearchConfig
+from lib.search.evolution import DesignSpace, Measured, SearchConfig
 from lib.search.features import padded
 from lib.search.spaces.space import Space
 from lib.search.spaces.table import SPACES
@@ -32,7 +32,8 @@ def model(sampled):
 def evolve(cpu, model, sampled, seed=1, n=16):
     parents = [Measured(p.trace, 1.0 + n) for n, p in enumerate(reversed(sampled))]
     known = {p.program_hash for p in sampled}
-    return evolution.evolve(PRODUCT, cpu.tvm(), n, model=model, parents=parents, known=known, seed=seed, config=QUICK)
+    space = DesignSpace(PRODUCT, cpu.tvm(), QUICK.offered, seed)
+    return evolution.evolve(space, n, model=model, parents=parents, known=known, seed=seed, config=QUICK)
 
 
 def test_samples_are_distinct_programs_with_features(sampled):
@@ -127,9 +128,8 @@ def test_the_search_can_be_run_in_metaschedules_space(cpu, model):
     sampled = evolution.sample(PRODUCT, cpu.tvm(), 8, known=set(), seed=0, spaces=config.offered)
     parents = [Measured(p.trace, 1.0 + n) for n, p in enumerate(sampled)]
 
-    found = evolution.evolve(
-        PRODUCT, cpu.tvm(), 8, model=model, parents=parents, known=set(), seed=0, config=config
-    )  # fmt: skip
+    space = DesignSpace(PRODUCT, cpu.tvm(), config.offered, 0)
+    found = evolution.evolve(space, 8, model=model, parents=parents, known=set(), seed=0, config=config)
 
     assert {p.origin for p in found} == {"evolved", "sampled"}
     assert {p.space for p in found} == {"metaschedule"}
