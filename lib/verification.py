@@ -19,7 +19,7 @@ from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.tir.numerics import PLAIN_LOOPS, largest_magnitude, random_values, relative_error
 
 _ONNX_TIMEOUT_S = 60.0  # of what the model came from: to load and run it, or to time it
-_GLANCES = 2  # turns, where nothing is known that a library could be slower than
+_GLANCES, _GLANCE_S = 2, 0.2  # turns, where nothing is known that a library could be slower than: it is shipped anyway
 _TURN_S = 0.5  # for which a whole model is timed before the other one has its turn
 
 
@@ -123,8 +123,8 @@ def verify(
             if previous and error_before is not None:
                 libraries["previous"] = previous.library, previous.params
             is_alone = len(libraries) == 1 and not untuned.seconds
-            turns = min(_GLANCES, config.turns) if is_alone else config.turns
-            latencies = _latencies(session, libraries, built.inputs, turns, peer)
+            turns, seconds = (min(_GLANCES, config.turns), _GLANCE_S) if is_alone else (config.turns, _TURN_S)
+            latencies = _latencies(session, libraries, built.inputs, turns, seconds, peer)
     except ModelFailed as failure:
         raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
     error = agreed.error
@@ -306,19 +306,25 @@ def _agreed(
 
 
 def _latencies(
-    session: ModelSession, libraries: Mapping[str, tuple[Path, Path]], inputs: Path, turns: int, peer: Peer | None
+    session: ModelSession,
+    libraries: Mapping[str, tuple[Path, Path]],
+    inputs: Path,
+    turns: int,
+    seconds: float,
+    peer: Peer | None,
 ) -> dict[str, list[float]]:
     """Seconds of an inference, in alternation: of each library, and of `onnxruntime` if it runs.
 
     Args:
         libraries: With their parameters; `tuned` is open already.
+        seconds: Of a turn of each.
     """
     for name in [name for name in libraries if name != "tuned"]:
         session.open_library(name, *libraries[name], inputs)
     latencies: dict[str, list[float]] = {name: [] for name in libraries}
     for _ in range(turns):  # A B A B ...
         for name in libraries:
-            latencies[name].append(session.time(name, _TURN_S))
-        if peer and (latency_s := peer.time(_TURN_S)) is not None:
+            latencies[name].append(session.time(name, seconds))
+        if peer and (latency_s := peer.time(seconds)) is not None:
             latencies.setdefault("onnxruntime", []).append(latency_s)
     return latencies

@@ -64,8 +64,8 @@ def run(
         }
         if (rounds[-1].families == family_id).any() or (base and not row["model"]):
             with clock.spent("train"):
-                data = gather(rounds, family_id, config)
-                model = fit(data, config, seed, base.model() if base else None)
+                data, others = gather(rounds, family_id, config)
+                model = fit(data, config, seed, base.model() if base else None, others)
                 if base is None and out.is_recalled and _has_unknown(families_table, family_id, data):
                     row["regrets"] = unseen_regrets(data, config, seed)
             if model is not None:
@@ -80,22 +80,27 @@ def run(
     return tables.write(table, out.training, TRAINING, provenance, clock=clock.read(), files=written)
 
 
-def gather(rounds: Sequence[RoundSamples], family_id: str, config: TrainConfig) -> Samples:
-    """A family's latest `max_samples` programs, oldest first."""
-    of_family = [part.families == family_id for part in rounds]
+def gather(rounds: Sequence[RoundSamples], family_id: str, config: TrainConfig) -> tuple[Samples, Samples]:
+    """A family's latest `max_samples` programs, oldest first, and the latest `max_others` of all other families."""
+    own = [part.families == family_id for part in rounds]
+    return _latest(rounds, own, config.max_samples), _latest(rounds, [~each for each in own], config.max_others)
 
+
+def _latest(rounds: Sequence[RoundSamples], chosen: Sequence[np.ndarray], n: int) -> Samples:
     def column(name: str) -> np.ndarray:
-        parts = [getattr(part, name)[chosen] for part, chosen in zip(rounds, of_family, strict=True)]
-        return np.concatenate(parts)[-config.max_samples :]
+        parts = [getattr(part, name)[which] for part, which in zip(rounds, chosen, strict=True)]
+        return np.concatenate(parts)[max(0, sum(map(len, parts)) - n) :]
 
     return Samples(column("features"), column("subgraphs"), column("latencies_s"))
 
 
-def fit(data: Samples, config: TrainConfig, seed: int, base: FamilyModel | None = None) -> FamilyModel | None:
-    """A model; the base itself, or None, if too few programs were measured, or none worked."""
+def fit(
+    data: Samples, config: TrainConfig, seed: int, base: FamilyModel | None = None, others: Samples | None = None
+) -> FamilyModel | None:
+    """A model; the base itself, or None, if too few programs of the family were measured, or none worked."""
     if len(data) < config.min_samples or np.isnan(data.latencies_s).all():
         return base
-    return train(data, config, seed, base)
+    return train(data, config, seed, base, others)
 
 
 def _has_unknown(families: pa.Table, family_id: str, data: Samples) -> bool:

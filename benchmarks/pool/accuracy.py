@@ -1,5 +1,7 @@
 """How well cost models order programs that they have not seen: one model for all, one a family, one each (FamilySeer,
 figures 1 and 2, table 2), from scratch and from base models, by how many programs of a subgraph they were trained on.
+A family's model learns from its own programs alone, as FamilySeer has it, or from other families' beside them, which
+count less (`[train] others`).
 
     python benchmarks/pool/accuracy.py --pool FOLDER --out FILE.parquet [--splits 10] [--samples 8,16,32,64]
 
@@ -10,7 +12,6 @@ differences are of pairs of the same subgraph.
 """
 
 import argparse
-import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -28,12 +29,18 @@ from deep import DeepPool, in_parallel
 
 from lib.machine import targets
 from lib.tuning.base import base_models
-from lib.tuning.cost_model import FamilyModel, TrainConfig, accuracy
+from lib.tuning.cost_model import TrainConfig, accuracy
 from lib.tuning.families import cluster
 from stages.train import fit
 
-CLUSTERINGS = ("core-operator", "single", "each")
+_FAMILY = "core-operator"
+KINDS = (  # clustering; whether on base models, of which there is one for each operator; whether others teach, too
+    (_FAMILY, False, False), (_FAMILY, False, True), (_FAMILY, True, False), (_FAMILY, True, True),
+    ("single", False, False), ("each", False, False), ("each", True, False),
+)  # fmt: skip
+_DEFAULT = (_FAMILY, False, True)  # less base models
 _LOOKS = (1, 8)
+CONFIG = TrainConfig(min_samples=2)
 _LEAST_HELD_OUT = 16  # programs of a subgraph that is counted
 
 
@@ -64,15 +71,15 @@ def of_split(folder: Path, n: int, seed: int) -> list[dict[str, Any]]:
     described = [SimpleNamespace(**row) for row in pool.subgraphs]
     bases = base_models(targets.cpu_target().instructions)
     rows = []
-    for clustering, with_base in itertools.product(CLUSTERINGS, (False, True)):
-        if with_base and clustering == "single":
-            continue  # there is a base model for each operator
+    for clustering, with_base, with_others in KINDS:
         families: dict[str, list[Any]] = {}
         for subgraph, family in zip(described, cluster(described, clustering), strict=True):
             families.setdefault(family, []).append(subgraph)
         for members in families.values():
             base = bases.of(members[0].core_operator) if with_base else None
-            model = _fitted(pool, known, [m.subgraph_id for m in members], seed, base.model() if base else None)
+            is_own = np.isin(pool.rows["subgraph_id"].to_numpy(str)[known], [m.subgraph_id for m in members])
+            own, others = (pool.samples(known[chosen], "first") for chosen in (is_own, ~is_own))
+            model = fit(own, CONFIG, seed, base.model() if base else None, others if with_others else None)
             if model is None:
                 continue
             for member in members:
@@ -81,17 +88,10 @@ def of_split(folder: Path, n: int, seed: int) -> list[dict[str, Any]]:
                     continue
                 found = told(model.predict(pool.features[mine]), pool.rows.iloc[mine])
                 rows.append({
-                    "clustering": clustering, "base": with_base, "samples": n, "split": seed,
+                    "clustering": clustering, "base": with_base, "others": with_others, "samples": n, "split": seed,
                     "subgraph_id": member.subgraph_id, "operator": member.core_operator, **found,
                 })  # fmt: skip
     return rows
-
-
-def _fitted(
-    pool: DeepPool, known: np.ndarray, members: list[str], seed: int, base: FamilyModel | None
-) -> FamilyModel | None:
-    chosen = known[np.isin(pool.rows["subgraph_id"].to_numpy(str)[known], members)]
-    return fit(pool.samples(chosen, "first"), TrainConfig(min_samples=2), seed, base)
 
 
 def summary(rows: pd.DataFrame) -> Iterator[str]:
@@ -101,13 +101,13 @@ def summary(rows: pd.DataFrame) -> Iterator[str]:
     for n, of_n in rows.groupby("samples"):
         kinds: dict[Any, pd.DataFrame] = {
             kind: each.groupby("subgraph_id").mean(numeric_only=True)
-            for kind, each in of_n.groupby(["clustering", "base"])
+            for kind, each in of_n.groupby(["clustering", "base", "others"])
         }
-        family = kinds["core-operator", False]
-        for (clustering, base), own in kinds.items():
+        for (clustering, base, others), own in kinds.items():
             yield (
-                f"| {n} | {clustering}{' on base' if base else ''} | {_text(own['pairwise'])} "
-                f"| {_text(own['pairwise'] / own['ceiling'])} | {_text(own['pairwise'] - family['pairwise'])} "
+                f"| {n} | {clustering}{' and others' if others else ''}{' on base' if base else ''} "
+                f"| {_text(own['pairwise'])} | {_text(own['pairwise'] / own['ceiling'])} "
+                f"| {_text(own['pairwise'] - kinds[_DEFAULT]['pairwise'])} "
                 f"| {own['top recall'].mean():.2f} of {own['top recall ceiling'].mean():.2f} "
                 f"| {_geometric(own['regret 1']):.3f} | {_geometric(own['regret 8']):.3f} |"
             )

@@ -46,7 +46,8 @@ from stages.train import fit
 
 CLUSTERINGS = ("core-operator", "single", "each")
 NEAR = (0.05, 0.02, 0.01)  # of the pool's best
-_ANSORS = ("gradient", "single", False)
+_KEYS = ["strategy", "clustering", "base", "others"]
+_ANSORS = ("gradient", "single", False, False)
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,19 @@ class Variant:
     strategy: str
     clustering: str
     base: bool
+    others: bool = False  # whether a family's model learns from other families, too
 
     @property
     def name(self) -> str:
-        return f"{self.strategy}, {self.clustering}{', on base' if self.base else ''}"
+        others = " and others" if self.others else ""
+        return f"{self.strategy}, {self.clustering}{others}{', on base' if self.base else ''}"
 
 
 VARIANTS = [
-    Variant(strategy, clustering, base)
-    for strategy, clustering, base in itertools.product(STRATEGIES, CLUSTERINGS, (False, True))
+    Variant(strategy, clustering, base, others)
+    for strategy, clustering, base, others in itertools.product(STRATEGIES, CLUSTERINGS, (False, True), (False, True))
     if not (base and clustering == "single")  # there is a base model for each operator
+    and (not others or (clustering == "core-operator" and strategy == "foresee"))
 ]
 
 
@@ -73,7 +77,7 @@ class Replay:
     """A run over a pool."""
 
     def __init__(self, pool: DeepPool, recorded: Recorded, variant: Variant, plan: PlanConfig, seed: int) -> None:
-        self.pool, self.recorded, self.plan, self.seed = pool, recorded, plan, seed
+        self.pool, self.recorded, self.plan, self.seed, self.variant = pool, recorded, plan, seed, variant
         self.target = targets.cpu_target()
         self.candidates = tables.read(pool.folder / "candidates.parquet", CANDIDATES)
         self.place = {key: n for n, key in enumerate(pool.rows["program_hash"])}
@@ -106,9 +110,13 @@ class Replay:
             self._measure(pa.Table.from_pylist([asdict(row) for row in rows], schema=PLAN), found)
             yield self.history.n_trials, model_latency_s(self.history, self.weights)
             for family_id in {row.family_id for row in rows}:
-                data = self.pool.samples(np.array(self.measured[family_id], int))
-                model: FamilyModel | None = fit(data, TrainConfig(), self.seed, self.base_of[family_id])
+                model = self._trained(family_id)
                 self.models |= {family_id: model} if model else {}
+
+    def _trained(self, family_id: str) -> FamilyModel | None:
+        measured = [place for family, places in self.measured.items() if family != family_id for place in places]
+        own, others = (self.pool.samples(np.array(places, int)) for places in (self.measured[family_id], measured))
+        return fit(own, TrainConfig(), self.seed, self.base_of[family_id], others if self.variant.others else None)
 
     def _measure(self, plan: pa.Table, found: dict[Any, list[Proposal]]) -> None:
         places = []
@@ -148,17 +156,15 @@ def of_variant(folder: Path, variant: Variant, plan: PlanConfig, seed: int) -> l
 def needed(rows: pd.DataFrame) -> pd.DataFrame:
     """Trials to each distance: a row for each variant and seed; all of the pool's where it was not reached."""
     found = []
-    for key, curve in rows.groupby(["strategy", "clustering", "base", "seed"]):
+    for key, curve in rows.groupby([*_KEYS, "seed"]):
         reached = {near: curve.loc[curve["regret"] <= near, "trials"].min() for near in NEAR}
         found.append((*key, *(n if np.isfinite(n) else curve["trials"].max() for n in reached.values())))
-    return pd.DataFrame(found, columns=["strategy", "clustering", "base", "seed", *NEAR])
+    return pd.DataFrame(found, columns=[*_KEYS, "seed", *NEAR])
 
 
 def summary(rows: pd.DataFrame) -> Iterator[str]:
     """A line of Markdown for each variant; the ratios are of gradient with one model for all to it."""
-    variants: dict[Any, pd.DataFrame] = {
-        key: each.set_index("seed") for key, each in needed(rows).groupby(["strategy", "clustering", "base"])
-    }
+    variants: dict[Any, pd.DataFrame] = {key: each.set_index("seed") for key, each in needed(rows).groupby(_KEYS)}
     ansors = variants[_ANSORS]
     yield "| variant | " + " | ".join(f"trials to {near:.0%}" for near in NEAR) + " | fewer, to 2 % |"
     yield "|---|" + "---|" * (len(NEAR) + 1)

@@ -1,12 +1,15 @@
 """Train the base models of a class of targets from recorded pools, and write their card.
 
     python benchmarks/pool/train_base.py --pools FOLDER ... --out lib/tuning/base_models/avx512 [--without MODEL ...]
+        [--beside FOLDER ...] [--disturbed]
 
-What the card says of a model was found by leaving models out: for each model of the pools in turn, all its subgraphs
-are kept from training, and those that no other model has are foretold. `regrets` has, for n = 1, 2, ... 10, how much
-slower the fastest of the first n of a subgraph's recorded programs, in the order in which they were foretold, is than
-the fastest of all of them; the geometric mean over subgraphs. Programs of a pool are in part those that an earlier
-model liked.
+Pools of another class of targets may be trained on beside the class's own: features say how many lanes a machine has.
+Trained on is what was measured while the anchor was about as fast as ever, or with `--disturbed` all; foretold is only
+the former, and only of the class's own pools. What the card says of a model was found by leaving models out: for each
+model of the pools in turn, all its subgraphs are kept from training, and those that no other model has are foretold.
+`regrets` has, for n = 1, 2, ... 10, how much slower the fastest of the first n of a subgraph's recorded programs, in
+the order in which they were foretold, is than the fastest of all of them; the geometric mean over subgraphs. Programs
+of a pool are in part those that an earlier model liked.
 """
 
 import argparse
@@ -32,25 +35,29 @@ CONFIG = TrainConfig(num_boost_round=150, max_depth=5, learning_rate=0.05, colsa
 
 
 class Pool:
-    """Recorded programs, a row for each measurement: features, subgraph, core operator, latency, and what it may be
-    compared with. And which model has what."""
+    """Recorded programs, a row for each measurement: features, subgraph, core operator, latency, what it may be
+    compared with, and whether it was undisturbed and is of the class's own. And which model has what."""
 
-    def __init__(self, folders: list[Path]) -> None:
-        parts = [_measured(folder) for folder in folders]
+    def __init__(self, folders: list[Path], beside: list[Path]) -> None:
+        parts = [_measured(folder) for folder in [*folders, *beside]]
         rows = pd.concat([rows for rows, _ in parts], ignore_index=True)
+        self.is_quiet = rows["is_quiet"].to_numpy(bool)
+        self.is_own = np.repeat([True] * len(folders) + [False] * len(beside), [len(found) for found, _ in parts])
         self.features = np.concatenate([features for _, features in parts])
         self.subgraphs, self.operators = rows["subgraph_id"].to_numpy(str), rows["operator"].to_numpy(str)
         self.latencies, self.groups = rows["latency"].to_numpy(float), rows["group"].to_numpy(str)
         self.lowerings = sorted({row["lowering"] for folder in folders for row in _conditions(folder)})
-        models = [row for folder in folders for row in tables.read(folder / "models.parquet", MODELS).to_pylist()]
-        self.models = {row["name"]: dict(zip(row["subgraphs"], row["calls"], strict=True)) for row in models}
+        self.models: dict[str, set[str]] = {}  # subgraphs by name
+        for folder in [*folders, *beside]:
+            for row in tables.read(folder / "models.parquet", MODELS).to_pylist():
+                self.models.setdefault(row["name"], set()).update(row["subgraphs"])
 
     def samples(self, chosen: np.ndarray) -> Samples:
         return Samples(self.features[chosen], self.groups[chosen], self.latencies[chosen])
 
 
 def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
-    """The measurements of a pool that were taken while its anchor was as fast as ever, with the programs' features.
+    """The measurements of a pool with the programs' features, and whether its anchor was as fast as ever then.
 
     Those of a subgraph of one moment are a group: a machine that is slower an hour later tells nothing of programs.
     """
@@ -61,7 +68,8 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
     paths = [folder / f"{name}.parquet" for name in ("measurements", "again")]
     found = pa.concat_tables([tables.read(path, MEASUREMENTS) for path in paths if path.exists()])
     rows = found.select(["candidate_id", "subgraph_id", "measured_at"]).to_pandas().assign(latency=latencies_s(found))
-    rows = rows[rows["candidate_id"].isin(place) & _is_quiet(rows["measured_at"].to_numpy(), folder)]
+    rows = rows.assign(is_quiet=_is_quiet(rows["measured_at"].to_numpy(), folder))
+    rows = rows[rows["candidate_id"].isin(place)]
     rows = rows.sort_values(["subgraph_id", "measured_at"]).reset_index(drop=True)
     rows["group"] = [f"{folder.name}-{n}" for n in moments(rows, "measured_at")]
     rows["operator"] = rows["subgraph_id"].map(operator)
@@ -86,15 +94,18 @@ def _conditions(folder: Path) -> list[dict[str, str]]:
     return [dict(row) for row in {tuple(sorted(row.items())) for row in column.to_pylist()}]
 
 
-def foretold(pool: Pool, operator: str, without: list[str]) -> pd.DataFrame:
-    """How programs of unseen models were foretold: a row for each group of a subgraph."""
+def foretold(pool: Pool, usable: np.ndarray, operator: str, without: list[str]) -> pd.DataFrame:
+    """How programs of unseen models were foretold: a row for each group of a subgraph.
+
+    Args:
+        usable: What may be trained on.
+    """
     rows = []
     own = pool.operators == operator
     for name, calls in pool.models.items():
-        rest = [found for other, found in pool.models.items() if other != name and other not in without]
-        others = {key for found in rest for key in found}
-        unseen = own & np.isin(pool.subgraphs, [key for key in calls if key not in others])
-        seen = own & np.isin(pool.subgraphs, sorted(others - set(calls)))
+        others = set().union(*(found for other, found in pool.models.items() if other not in (name, *without)))
+        unseen = own & pool.is_own & pool.is_quiet & np.isin(pool.subgraphs, sorted(calls - others))
+        seen = own & usable & np.isin(pool.subgraphs, sorted(others - calls))
         if not unseen.any() or len(np.unique(pool.subgraphs[seen])) < _LEAST_SUBGRAPHS:
             continue
         scores = train(pool.samples(seen), CONFIG, seed=0).predict(pool.features)
@@ -115,18 +126,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pools", nargs="+", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--beside", nargs="*", type=Path, default=[], help="pools of another class, trained on too")
     parser.add_argument("--without", nargs="*", default=[], help="models whose subgraphs are not trained on")
+    parser.add_argument("--disturbed", action="store_true", help="train on what was measured in disturbed moments, too")
     given = parser.parse_args()
-    pool = Pool(given.pools)
-    kept = {key for name, calls in pool.models.items() if name not in given.without for key in calls}
-    kept -= {key for name in given.without for key in pool.models[name]}
+    pool = Pool(given.pools, given.beside)
+    usable = pool.is_quiet | given.disturbed
+    left_out = set().union(*(pool.models[name] for name in given.without))
+    kept = set().union(*(found for name, found in pool.models.items() if name not in given.without)) - left_out
     given.out.mkdir(parents=True, exist_ok=True)
     operators = {}
     for operator in np.unique(pool.operators):
-        chosen = (pool.operators == operator) & np.isin(pool.subgraphs, sorted(kept))
+        chosen = usable & (pool.operators == operator) & np.isin(pool.subgraphs, sorted(kept))
         if len(np.unique(pool.subgraphs[chosen])) < _LEAST_SUBGRAPHS or not np.isfinite(pool.latencies[chosen]).any():
             continue
-        told = foretold(pool, operator, given.without)
+        told = foretold(pool, usable, operator, given.without)
         if told.empty:
             continue
         of_unseen = [float(np.exp(np.log(told[f"regret {n}"]).mean()) - 1) for n in range(1, LOOKS + 1)]
@@ -141,7 +155,9 @@ def main() -> None:
         print(operator, operators[operator], f"{path.stat().st_size / 1e3:.0f} kB", flush=True)
     card = {
         "features": FEATURE_VERSION, "lowering": pool.lowerings, "made": str(datetime.date.today()),
-        "models": sorted(set(pool.models) - set(given.without)), "left out": given.without, "operators": operators,
+        "models": sorted(set(pool.models) - set(given.without)), "left out": given.without,
+        "programs": {"own": int((usable & pool.is_own).sum()), "beside": int((usable & ~pool.is_own).sum())},
+        "operators": operators,
         "training": {key: getattr(CONFIG, key) for key in ("num_boost_round", "max_depth", "learning_rate")},
     }  # fmt: skip
     (given.out / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")

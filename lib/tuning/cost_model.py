@@ -41,7 +41,9 @@ class TrainConfig:
     subsample: float = 0.8  # of the programs, for each tree
     colsample: float = 0.5  # of the features, for each split
     min_samples: int = 16  # programs measured in a family before it gets a model of its own
-    max_samples: int = 6000  # programs a model is trained on: the latest ones
+    max_samples: int = 6000  # programs of its family that a model is trained on: the latest ones
+    others: float = 0.5  # weight of other families' programs, which a model learns from, too; 0: it does not
+    max_others: int = 2000  # of these: the latest ones
     base: str = "yes"  # begin with the base models of this project, or not: no
     device: str = limit("cpu")  # that trains: `cpu` or `cuda`
 
@@ -50,8 +52,10 @@ class TrainConfig:
             raise ConfigError(f"[train] device must be cpu or cuda, but got {self.device!r}.")
         if self.base not in ("yes", "no"):
             raise ConfigError(f"[train] base must be yes or no, but got {self.base!r}.")
-        if self.min_samples < 2 or self.max_samples < self.min_samples:
-            raise ConfigError(f"[train] needs 2 <= min_samples <= max_samples, but got {self}.")
+        if not 0 <= self.others <= 1:
+            raise ConfigError(f"[train] others is a weight between 0 and 1, but got {self.others}.")
+        if self.min_samples < 2 or self.max_samples < self.min_samples or self.max_others < 0:
+            raise ConfigError(f"[train] needs 2 <= min_samples <= max_samples and max_others >= 0, but got {self}.")
 
 
 class FamilyModel:
@@ -126,6 +130,13 @@ class Samples:
     def __len__(self) -> int:
         return len(self.features)
 
+    def __add__(self, others: "Samples") -> "Samples":
+        return Samples(
+            np.concatenate([self.features, others.features]),
+            np.concatenate([self.workloads, others.workloads]),
+            np.concatenate([self.latencies_s, others.latencies_s]),
+        )
+
 
 def labels(latencies_s: np.ndarray, workloads: np.ndarray) -> np.ndarray:
     """Targets of training: the logarithm of the best latency of the workload / latency, at most 0; -2 for failures and
@@ -141,20 +152,33 @@ def labels(latencies_s: np.ndarray, workloads: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(best[workload]), np.nan, found)
 
 
-def train(samples: Samples, config: TrainConfig, seed: int, base: FamilyModel | None = None) -> FamilyModel:
+def train(
+    samples: Samples,
+    config: TrainConfig,
+    seed: int,
+    base: FamilyModel | None = None,
+    others: Samples | None = None,
+) -> FamilyModel:
     """Train a model. Equal inputs give equal models.
 
     Minimised is the weighted square of the differences between scores and labels, less their mean over the workload.
 
     Args:
         base: Its trees come first; None: from scratch. One that orders the samples worse than chance is left out.
+        others: Programs of other families, which count `config.others` times as much.
     """
     import xgboost as xgb
 
+    if base is not None and misleads(base, samples):
+        base = None
+    shares = np.ones(len(samples))
+    if others is not None and config.others:
+        shares = np.concatenate([shares, np.full(len(others), config.others)])
+        samples = samples + others
     targets = labels(samples.latencies_s, samples.workloads)
     known = ~np.isnan(targets)
     targets, (_, workload) = targets[known], np.unique(samples.workloads[known], return_inverse=True)
-    weights = np.exp(targets) + _LEAST_WEIGHT
+    weights = shares[known] * (np.exp(targets) + _LEAST_WEIGHT)
     totals = np.bincount(workload, weights)
 
     def objective(predicted: np.ndarray, _data: "xgb.DMatrix") -> tuple[np.ndarray, np.ndarray]:
@@ -173,8 +197,6 @@ def train(samples: Samples, config: TrainConfig, seed: int, base: FamilyModel | 
         "disable_default_eval_metric": True,
         "seed": seed,
     }
-    if base is not None and misleads(base, samples):
-        base = None
     if base is not None:  # XGBoost seeds a new model, but goes on with the process's generator where trees are added
         parameters["seed_per_iteration"] = True
     data = xgb.DMatrix(samples.features[known])

@@ -110,7 +110,8 @@ def test_models_order_what_one_feature_decides_and_one_of_all_does_too(folder):
     assert (rows["ceiling"] == 1).all()  # the passes agree
     assert rows["pairwise"].min() > 0.8
     assert rows["regret 8"].max() < 1.05
-    assert len(list(summary(rows))) == 2 + 5
+    assert set(rows.loc[rows["others"], "clustering"]) == {"core-operator"}
+    assert len(list(summary(rows))) == 2 + 7
 
 
 def test_what_was_foretold_is_compared_with_the_second_pass():
@@ -160,7 +161,7 @@ def test_trials_to_a_distance_are_those_of_the_first_round_there():
     from strategies import needed
 
     curve = pd.DataFrame({"trials": [10, 20, 30], "regret": [0.5, 0.03, 0.015]})
-    rows = curve.assign(strategy="foresee", clustering="each", base=False, seed=0)
+    rows = curve.assign(strategy="foresee", clustering="each", base=False, others=False, seed=0)
 
     [found] = needed(rows).to_dict("records")
 

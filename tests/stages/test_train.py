@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,19 +108,23 @@ def test_a_family_in_which_nothing_worked_gets_no_model(measured, started):
     tables.write(tables.pa.Table.from_pylist(rows, schema=MEASUREMENTS), path, MEASUREMENTS, PROVENANCE)
     samples = history.samples(measured.round(1))
 
-    data = train.gather([samples], samples.families[0], TRAIN)
+    data, _ = train.gather([samples], samples.families[0], TRAIN)
 
     assert train.fit(data, TRAIN, 0) is None
 
 
-def test_only_the_latest_programs_are_trained_on(measured):
-    config = type(TRAIN)(min_samples=2, max_samples=5)
+def test_only_the_latest_programs_are_trained_on_the_familys_own_and_others(measured):
+    config = type(TRAIN)(min_samples=2, max_samples=5, max_others=3)
     samples = history.samples(measured.round(1))
+    is_last = np.arange(len(samples.families)) >= len(samples.families) - 7
+    both = replace(samples, families=np.where(is_last, samples.families, "another"))
 
-    data = train.gather([samples], samples.families[0], config)
+    data, others = train.gather([samples, both], samples.families[0], config)
 
-    assert len(data.features) == 5
     assert data.latencies_s.tolist() == samples.latencies_s[-5:].tolist()
+    assert others.latencies_s.tolist() == samples.latencies_s[~is_last][-3:].tolist()
+    assert len(train.gather([samples], samples.families[0], config)[1]) == 0
+    assert len(train.gather([both], "another", replace(config, max_others=0))[1]) == 0
 
 
 def test_a_measurements_table_of_another_version_is_refused(started, measured):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,32 @@ def test_a_base_model_that_is_half_wrong_is_corrected_by_samples():
     base, own, unseen = train(synthetic(0, scale=0.1), CONFIG, 0), synthetic(1), synthetic(2)
 
     assert pairs_right(train(own, CONFIG, 0, base), unseen) > pairs_right(train(own, CONFIG, 0), unseen) - 0.03
+
+
+def of_others(samples):
+    """Of workloads that nobody else has."""
+    return replace(samples, workloads=samples.workloads + 100)
+
+
+def test_other_families_teach_where_few_samples_are_a_familys_own():
+    few, others, unseen = synthetic(1, n_workloads=1, each=8), of_others(synthetic(0)), synthetic(2)
+    alone = replace(CONFIG, others=0.0)
+
+    assert pairs_right(train(few, CONFIG, 0, others=others), unseen) > pairs_right(train(few, CONFIG, 0), unseen) + 0.1
+    assert pairs_right(train(few, alone, 0, others=others), unseen) == pairs_right(train(few, alone, 0), unseen)
+
+
+def test_what_other_families_teach_wrongly_is_outweighed():
+    own, wrong, unseen = synthetic(1), of_others(synthetic(0, sign=-1.0)), synthetic(2)
+    wrong = replace(wrong, features=np.where(np.arange(N_FEATURES) == 7, 5.0, wrong.features))  # they can be told apart
+
+    assert pairs_right(train(own, CONFIG, 0, others=wrong), unseen) > pairs_right(train(own, CONFIG, 0), unseen) - 0.05
+
+
+@pytest.mark.parametrize("wrong", [{"others": 1.5}, {"others": -0.1}, {"max_others": -1}])
+def test_weights_of_other_families_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ConfigError, match="others"):
+        TrainConfig(**wrong)
 
 
 def test_a_device_that_cannot_train_is_refused():
