@@ -141,19 +141,20 @@ def main() -> None:
     parser.add_argument("--code", type=Path, default=Path(__file__).resolve().parents[1])
     given = parser.parse_args()
     pairs = [tuple(pair.split(",")) for pair in given.pairs]
-    places = {model: Place((given.work / model).resolve(), given.code, settings(given.spaces))
+    places = {model: Place((given.work / Path(model).stem).resolve(), given.code, settings(given.spaces))
               for model in dict.fromkeys(itertools.chain(*pairs))}  # fmt: skip
     alone = {model: tuned(place, model, "--minutes", f"{given.minutes:g}") for model, place in places.items()}
     rows = []
     for donor, model in pairs:
         calls = tunable(places[model].artifacts, alone[model].parents[1].name)
         [memory] = places[donor].artifacts.glob("*/memory")
+        names = {"donor": Path(donor).stem, "model": Path(model).stem}
         runs = []
         for name, limit in (("foretold", ("--trials", "0")), ("after", ("--minutes", f"{given.minutes_after:g}"))):
-            place = Place((given.work / f"{donor}-{model}" / name).resolve(), given.code, settings(given.spaces))
+            place = Place((given.work / "-".join(names.values()) / name).resolve(), given.code, settings(given.spaces))
             shutil.copytree(memory, place.artifacts / memory.parent.name / "memory", dirs_exist_ok=True)
             runs.append(tuned(place, model, *limit))
-        rows.append({"donor": donor, "model": model, "spaces": given.spaces,
+        rows.append({**names, "spaces": given.spaces,
                      **compared(Run(alone[model], calls), Run(runs[1], calls)),
                      **foretold(alone[model], runs[0])})  # fmt: skip
         print(rows[-1], flush=True)

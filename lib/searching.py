@@ -170,11 +170,16 @@ class Searcher:
 
     def foretell(self, subgraph_id: str, n: int) -> list[Proposal]:
         """The programs of a subgraph that its model likes best, with its donors' among them; without a model or donors
-        random ones, which are still far from an untuned program. None where TVM cannot search it."""
+        random ones, which are still far from an untuned program. None where TVM cannot search it.
+
+        In MetaSchedule's space donors' come alone: unmeasured, they are better than what a model likes best of a few
+        random programs there.
+        """
         row = PlanRow(subgraph_id, self._subgraphs[subgraph_id].family_id, "foretold", n, None, "")
         try:
             space = self._space(row)
-            found = self._first_look(space, row, n) or self._sample(space, row, n, set())
+            found = self._adapted(space, row) if space.own is None else []
+            found = found or self._first_look(space, row, n) or self._sample(space, row, n, set())
         except (RuntimeError, ValueError, LookupError) as error:
             _log.warning("The subgraph %s cannot be searched and stays untuned: %s", subgraph_id, error)
             return []
@@ -230,18 +235,24 @@ class Searcher:
 
     def _first_look(self, space: DesignSpace, row: PlanRow, n: int) -> list[Proposal]:
         """Up to n programs that the model likes best, and some adapted ones beside them."""
-        model, family = self._models.get(row.family_id), self._donors.get(row.family_id, ())
-        adapted = transfer.adapted(space, [donor for donor in family if donor.subgraph_id != row.subgraph_id], _DONORS)
+        adapted, model = self._adapted(space, row), self._models.get(row.family_id)
         if model is None:
             return adapted
         found = evolution.evolve(
             space, n, model=model, parents=[Measured(each.trace, 0.0) for each in adapted], known=(),
             seed=self._seed_of(row), config=self._config if space.own else self._light, n_random=0,
         )  # fmt: skip
-        scores = model.predict(features.padded([proposal.features for proposal in adapted]))
-        scored = [replace(each, score=float(score)) for each, score in zip(adapted, scores, strict=True)]
-        by_hash = {each.program_hash: each for each in [*found, *scored]}  # what both propose is called adapted
+        by_hash = {each.program_hash: each for each in [*found, *adapted]}  # what both propose is called adapted
         return list(by_hash.values())
+
+    def _adapted(self, space: DesignSpace, row: PlanRow) -> list[Proposal]:
+        """The traces of the donors most like a subgraph, adapted, with what the model makes of them."""
+        family, model = self._donors.get(row.family_id, ()), self._models.get(row.family_id)
+        found = transfer.adapted(space, [donor for donor in family if donor.subgraph_id != row.subgraph_id], _DONORS)
+        if model is None:
+            return found
+        scores = model.predict(features.padded([proposal.features for proposal in found]))
+        return [replace(each, score=float(score)) for each, score in zip(found, scores, strict=True)]
 
     @property
     def _light(self) -> SearchConfig:

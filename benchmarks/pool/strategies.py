@@ -38,7 +38,7 @@ from lib.search.evolution import Proposal, SearchConfig
 from lib.search.recorded import Recorded
 from lib.searching import Searched, Searcher
 from lib.tuning.base import NONE, base_models
-from lib.tuning.cost_model import FamilyModel, TrainConfig
+from lib.tuning.cost_model import TrainConfig
 from lib.tuning.families import cluster
 from lib.tuning.history import History, model_latency_s
 from lib.tuning.planning import STRATEGIES, Member, PlanConfig, plan_round
@@ -46,8 +46,8 @@ from stages.train import fit
 
 CLUSTERINGS = ("core-operator", "single", "each")
 NEAR = (0.05, 0.02, 0.01)  # of the pool's best
-_KEYS = ["strategy", "clustering", "base", "others"]
-_ANSORS = ("gradient", "single", False, False)
+_KEYS = ["strategy", "clustering", "base", "others", "oracle"]
+_ANSORS = ("gradient", "single", False, False, False)
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,38 @@ class Variant:
     clustering: str
     base: bool
     others: bool = False  # whether a family's model learns from other families, too
+    oracle: bool = False  # models that know the latencies: what no model can do better
 
     @property
     def name(self) -> str:
         others = " and others" if self.others else ""
-        return f"{self.strategy}, {self.clustering}{others}{', on base' if self.base else ''}"
+        kind = "oracle" if self.oracle else self.clustering + others
+        return f"{self.strategy}, {kind}{', on base' if self.base else ''}"
+
+
+class Oracle:
+    """Stands for a model, from the first round on."""
+
+    def __init__(self, pool: DeepPool) -> None:
+        speeds = np.nan_to_num(-np.log(pool.rows["latency"].to_numpy()), nan=-99.0)  # those that failed
+        self._scores = dict(zip(map(_key, pool.features), speeds, strict=True))
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Logarithms of speeds."""
+        return np.array([self._scores[_key(row)] for row in features], np.float32)
+
+
+def _key(features: np.ndarray) -> bytes:
+    return np.asarray(features, np.float32).tobytes()
 
 
 VARIANTS = [
-    Variant(strategy, clustering, base, others)
+    *(Variant(strategy, "single", False, oracle=True) for strategy in STRATEGIES),
+    *(Variant(strategy, clustering, base, others)
     for strategy, clustering, base, others in itertools.product(STRATEGIES, CLUSTERINGS, (False, True), (False, True))
     if not (base and clustering == "single")  # there is a base model for each operator
-    and (not others or (clustering == "core-operator" and strategy == "foresee"))
-]
+    and (not others or (clustering == "core-operator" and strategy == "foresee"))),
+]  # fmt: skip
 
 
 class Replay:
@@ -95,6 +114,7 @@ class Replay:
         }
         self.base_of = {family: base.model() if base else None for family, base in of_family.items()}
         self.models = {family: model for family, model in self.base_of.items() if model}
+        self.oracle = Oracle(pool) if variant.oracle else None
         self.history = History()
         self.measured: dict[str, list[int]] = {}  # by family: places
 
@@ -113,7 +133,9 @@ class Replay:
                 model = self._trained(family_id)
                 self.models |= {family_id: model} if model else {}
 
-    def _trained(self, family_id: str) -> FamilyModel | None:
+    def _trained(self, family_id: str) -> Any:
+        if self.oracle:
+            return self.oracle
         measured = [place for family, places in self.measured.items() if family != family_id for place in places]
         own, others = (self.pool.samples(np.array(places, int)) for places in (self.measured[family_id], measured))
         return fit(own, TrainConfig(), self.seed, self.base_of[family_id], others if self.variant.others else None)
@@ -181,9 +203,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--per-round", type=int, default=16)
     parser.add_argument("--warm-up", type=int, default=10)
+    parser.add_argument("--only", nargs="*", default=[], help="variants, by name, beside Ansor's; default: all")
     given = parser.parse_args()
     orders = []
-    for seed, variant in itertools.product(range(given.seeds), VARIANTS):
+    chosen = [v for v in VARIANTS if not given.only or v.name in (*given.only, Variant(*_ANSORS).name)]
+    for seed, variant in itertools.product(range(given.seeds), chosen):
         plan = PlanConfig(
             strategy=variant.strategy, num_trials_per_round=given.per_round, num_trials_warmup=given.warm_up
         )

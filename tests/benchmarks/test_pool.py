@@ -149,6 +149,19 @@ def test_a_replay_ends_at_the_best_of_the_pool(replayed):
         assert [latency for _, latency in curve] == sorted((latency for _, latency in curve), reverse=True)
 
 
+def test_an_oracle_needs_no_more_than_a_round_of_each_after_the_first_look(folder):
+    from deep import DeepPool
+    from strategies import Replay, Variant
+
+    plan = PlanConfig(strategy="round-robin", num_trials_per_round=8, num_trials_warmup=4)
+    variant = Variant("round-robin", "single", False, oracle=True)
+    curve = dict(Replay(DeepPool(folder), Recorded(folder), variant, plan, 0).rounds())
+
+    assert min(curve) == 4 * 4
+    assert curve[4 * (4 + 8)] == pytest.approx(1.0)
+    assert curve[4 * 4] > 1.0
+
+
 def test_variants_of_a_seed_begin_with_the_same_programs(replayed):
     first = {variant: replayed(variant, 3)[0] for variant in (("foresee", "core-operator"), ("gradient", "single"))}
     other = replayed(("gradient", "single"), 4)
@@ -161,7 +174,7 @@ def test_trials_to_a_distance_are_those_of_the_first_round_there():
     from strategies import needed
 
     curve = pd.DataFrame({"trials": [10, 20, 30], "regret": [0.5, 0.03, 0.015]})
-    rows = curve.assign(strategy="foresee", clustering="each", base=False, others=False, seed=0)
+    rows = curve.assign(strategy="foresee", clustering="each", base=False, others=False, oracle=False, seed=0)
 
     [found] = needed(rows).to_dict("records")
 
