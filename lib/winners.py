@@ -4,6 +4,7 @@ What was chosen is kept with the run: as long as its finalists stay the same, no
 model of the night that has the subgraph as well, or for a library that others of its subgraphs have improved.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ Say = Callable[[str], None]
 
 _FORETOLD = "foretold, not measured"
 _HOPELESS = 10  # times as slow as the fastest candidate: an untuned program that is not timed again
+_LIGHT = 0.005  # of an inference's time: less, and which of a subgraph's best is the fastest makes no difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,12 @@ def choose_all(
         kept: Folder of what was chosen before; None: all is measured.
     """
     choices = []
+    times = [s["weight"] * so_far.of(s["subgraph_id"]).best_s if s["tunable"] else 0.0 for s in subgraphs]
+    light = _LIGHT * sum(time for time in times if time < math.inf)
     with ThreadPoolExecutor(pool.width) as executor:
         try:
-            chosen = [executor.submit(choose, subgraph, so_far, config, pool, kept) for subgraph in subgraphs]
+            chosen = [executor.submit(choose, subgraph, so_far, config, pool, kept, is_light=time < light)
+                      for subgraph, time in zip(subgraphs, times, strict=True)]  # fmt: skip
             for n, choice in enumerate(chosen, start=1):
                 say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
                 choices.append(choice.result())
@@ -65,13 +70,20 @@ def choose_all(
 
 
 def choose(
-    subgraph: Mapping[str, Any], so_far: History, config: CompileConfig, pool: Pool, kept: Path | None = None
+    subgraph: Mapping[str, Any],
+    so_far: History,
+    config: CompileConfig,
+    pool: Pool,
+    kept: Path | None = None,
+    *,
+    is_light: bool = False,
 ) -> Choice:
     """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run.
 
     Args:
         subgraph: A row of SUBGRAPHS with its family.
         kept: See `choose_all`.
+        is_light: It takes hardly any of an inference's time.
     """
     untuned = Choice(subgraph["subgraph_id"], subgraph["family_id"], None, None, None, None, subgraph["note"])
     past = so_far.of(subgraph["subgraph_id"])
@@ -85,7 +97,7 @@ def choose(
     if not finalists:
         return replace(untuned, note="no candidate worked")
     if kept is None:
-        return _measured(subgraph["workload"], finalists, past, untuned, config, pool)
+        return _measured(subgraph["workload"], finalists, past, untuned, config, pool, is_light)
     path = kept / f"{subgraph['subgraph_id']}.json"
     made_from = digests.of_text(
         settings.digest(settings.deciding(config)), pool.conditions.id, str(past.untuned_s),
@@ -94,7 +106,7 @@ def choose(
     known = _known(path, made_from, untuned, finalists)
     if known:
         return known
-    choice = _measured(subgraph["workload"], finalists, past, untuned, config, pool)
+    choice = _measured(subgraph["workload"], finalists, past, untuned, config, pool, is_light)
     if choice.tuned_s is not None:
         kept.mkdir(parents=True, exist_ok=True)
         facts = {key: value for key, value in asdict(choice).items() if key != "trace"}
@@ -150,15 +162,20 @@ def _measured(
     untuned: Choice,
     config: CompileConfig,
     pool: Pool,
+    is_light: bool,
 ) -> Choice:
     """See `choose`.
 
     An untuned program that was ten times as slow as the best when it was measured is not timed again: a naive loop nest
-    of a large convolution takes seconds a run, and its place is known.
+    of a large convolution takes seconds a run, and its place is known. Nor is a single finalist then, or those of a
+    light subgraph: they go by what they took while tuning.
     """
     traces = [program.trace for program in finalists]
     beaten = past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s
-    latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else EMPTY_TRACE)
+    if beaten and (is_light or len(finalists) == 1):
+        latencies, base = [[program.latency_s] for program in finalists], list[float]()
+    else:
+        latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else EMPTY_TRACE)
     base_s = past.untuned_s if beaten else median(base) if base else None
     ranked = sorted(
         (median(found), program.candidate_id, program.trace)

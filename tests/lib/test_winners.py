@@ -66,6 +66,40 @@ def test_the_untuned_program_is_timed_again_if_it_was_not_far_behind(untuned_s, 
     assert choice.untuned_s == (1.0 if baseline else untuned_s)
 
 
+@pytest.mark.parametrize(("names", "is_light"), [(("a",), False), (("a", "b"), True)])
+def test_what_makes_no_difference_is_not_timed_again_but_checked(names, is_light):
+    pool = FakePool([], [None, 1e-7][-len(names) :])
+
+    choice = winners.choose(SUBGRAPH, past(2.0, names), QUICK, pool, is_light=is_light)
+
+    assert pool.baselines == pool.errors == []
+    assert (choice.candidate_id, choice.untuned_s) == (names[-1], 2.0)
+    assert choice.tuned_s == pytest.approx(0.1 * len(names))
+
+
+def test_a_light_subgraph_is_timed_again_where_the_untuned_program_may_be_faster():
+    pool = FakePool([0.2, 0.3])
+
+    winners.choose(SUBGRAPH, past(0.2), QUICK, pool, is_light=True)
+
+    assert pool.baselines == [EMPTY_TRACE]
+
+
+def test_light_is_a_subgraph_of_hardly_any_of_the_models_time():
+    fastest = {"s": 1.0, "small": 0.004, "large": 0.01}
+    so_far = History()
+    for key, latency_s in fastest.items():
+        both = [TimedCandidate(latency_s * n, f"{key}{n}", f'"{n}"') for n in (1, 2)]
+        so_far.subgraphs[key] = SubgraphHistory(fastest=both, untuned_s=99.0, best_after=[latency_s])
+    subgraphs = [{**SUBGRAPH, "subgraph_id": key, "weight": 1} for key in fastest]
+    pool = FakePool([0.2, 0.3], [1e-7] * 3)
+    pool.width = 1
+
+    choices = winners.choose_all(subgraphs, so_far, QUICK, pool, lambda _text: None)
+
+    assert [choice.tuned_s for choice in choices] == [0.2, 0.004, 0.2]
+
+
 def test_the_untuned_schedule_is_no_finalist_and_without_others_it_is_shipped():
     only = History(subgraphs={"s": SubgraphHistory(fastest=[TimedCandidate(0.1, "u", EMPTY_TRACE)])})
 
