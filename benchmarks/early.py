@@ -36,7 +36,7 @@ def made(place: Place, model: str, limit: Sequence[str]) -> tuple[Path, dict[str
     if status or found is None:
         raise SystemExit(f"{model} got no library, status {status}: see {place.folder / 'log'}")
     facts = manifest.read(found)
-    return found.parent, {"command_s": seconds, "trials": facts["n_trials"], "clock": str(facts["clock"])}
+    return found.parent, {"command_s": seconds, "trials": facts["n_trials"]}
 
 
 def settings(level: str) -> str:
@@ -65,7 +65,7 @@ def of_model(work: Path, model: str, levels: Sequence[int], minutes: float, turn
 
 def table(rows: pd.DataFrame) -> Iterator[str]:
     """Lines of Markdown: for each model and level the seconds of the command and the latency over the tuned one's."""
-    levels = [level for level in rows["side"].drop_duplicates() if level != _FULL]
+    levels = sorted(set(rows["side"]) - {_FULL}, key=int)
     yield f"| model | {' | '.join(f'{level}: s | latency / tuned' for level in levels)} | tuned: trials | s | ms |"
     yield "|---|" + "---|---|" * len(levels) + "---|---|---|"
     ratios: dict[str, list[tuple[intervals.Statistic, int]]] = {level: [] for level in levels}
@@ -78,7 +78,7 @@ def table(rows: pd.DataFrame) -> Iterator[str]:
             ratios[level].append(ratio)
             cells.append(f"{costs.loc[level, 'command_s']:.0f} | {intervals.estimate(*ratio).text()}")
         full = costs.loc[_FULL]
-        cells.append(f"{full['trials']:,} | {full['command_s']:.0f} | {latencies[_FULL].median() * 1e3:.2f}")
+        cells.append(f"{full['trials']:,.0f} | {full['command_s']:.0f} | {latencies[_FULL].median() * 1e3:.2f}")
         yield f"| {model} | {' | '.join(cells)} |"
     means = [f" | {intervals.geometric_mean(ratios[level]).text()}" for level in levels]
     yield f"| geometric mean | {' | '.join(means)} | | | |"
