@@ -170,16 +170,11 @@ class Searcher:
 
     def foretell(self, subgraph_id: str, n: int) -> list[Proposal]:
         """The programs of a subgraph that its model likes best, with its donors' among them; without a model or donors
-        random ones, which are still far from an untuned program. None where TVM cannot search it.
-
-        In MetaSchedule's space donors' come alone: unmeasured, they are better than what a model likes best of a few
-        random programs there.
-        """
+        random ones, which are still far from an untuned program. None where TVM cannot search it."""
         row = PlanRow(subgraph_id, self._subgraphs[subgraph_id].family_id, "foretold", n, None, "")
         try:
             space = self._space(row)
-            found = self._adapted(space, row) if space.own is None else []
-            found = found or self._first_look(space, row, n) or self._sample(space, row, n, set())
+            found = self._first_look(space, row, n) or self._sample(space, row, n, set())
         except (RuntimeError, ValueError, LookupError) as error:
             _log.warning("The subgraph %s cannot be searched and stays untuned: %s", subgraph_id, error)
             return []

@@ -140,21 +140,17 @@ def test_a_first_look_in_metaschedules_space_is_no_whole_search(cpu, monkeypatch
     assert {proposal.origin for proposal in found[:-1]} == {"sampled"}  # since nothing was evolved
 
 
-@pytest.mark.parametrize(("spaces", "origins"), [("metaschedule", {"adapted"}), ("own", {"adapted", "evolved"})])
-def test_without_a_measurement_metaschedules_space_has_what_donors_have_and_ours_what_models_like_too(
-    cpu, spaces, origins
-):
+@pytest.mark.parametrize("spaces", ["own", "metaschedule"])
+def test_without_a_measurement_the_model_chooses_among_what_donors_have_and_what_it_finds(cpu, spaces):
     config = SearchConfig(population=32, generations=1, spaces=spaces)
     subgraphs = [Searched("a", "matmul", tvm.ir.save_json(PRODUCT), 0.5, REGRETS)]
     donors = [
         Donor(f"donor {n}", proposal.trace, nest.describe(OTHER, cpu.tvm()).context)
         for n, proposal in enumerate(evolution.sample(OTHER, cpu.tvm(), 2, known=set(), seed=5, spaces=config.offered))
     ]
-    made = Searcher(
-        subgraphs, History(), {"matmul": LikesTasks()}, cpu.tvm(), config, 1, {"matmul": donors}
-    )  # fmt: skip
+    made = Searcher(subgraphs, History(), {"matmul": LikesTasks()}, cpu.tvm(), config, 1, {"matmul": donors})
 
-    found = made.foretell("a", 4)
+    found = made.foretell("a", 9)
 
-    assert {proposal.origin for proposal in found} == origins
+    assert {"adapted"} < {proposal.origin for proposal in found}
     assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
