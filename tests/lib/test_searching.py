@@ -140,9 +140,8 @@ def test_a_first_look_in_metaschedules_space_is_no_whole_search(cpu, monkeypatch
     assert {proposal.origin for proposal in found[:-1]} == {"sampled"}  # since nothing was evolved
 
 
-@pytest.mark.parametrize("spaces", ["own", "metaschedule"])
-def test_without_a_measurement_the_model_chooses_among_what_donors_have_and_what_it_finds(cpu, spaces):
-    config = SearchConfig(population=32, generations=1, spaces=spaces)
+def test_without_a_measurement_the_model_chooses_among_what_donors_have_and_what_it_finds(cpu):
+    config = SearchConfig(population=32, generations=1, spaces="metaschedule")
     subgraphs = [Searched("a", "matmul", tvm.ir.save_json(PRODUCT), 0.5, REGRETS)]
     donors = [
         Donor(f"donor {n}", proposal.trace, nest.describe(OTHER, cpu.tvm()).context)

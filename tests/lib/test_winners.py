@@ -16,6 +16,7 @@ QUICK = CompileConfig(finalists=2, repeats=1, timeout_s=60)
 WORKLOAD = matmul(32, 32, 32)
 SUBGRAPH = {
     "subgraph_id": "s", "family_id": "matmul", "workload": tvm.ir.save_json(WORKLOAD), "tunable": True, "note": "",
+    "weight": 1,
 }  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def test_light_is_a_subgraph_of_hardly_any_of_the_models_time():
     for key, latency_s in fastest.items():
         both = [TimedCandidate(latency_s * n, f"{key}{n}", f'"{n}"') for n in (1, 2)]
         so_far.subgraphs[key] = SubgraphHistory(fastest=both, untuned_s=99.0, best_after=[latency_s])
-    subgraphs = [{**SUBGRAPH, "subgraph_id": key, "weight": 1} for key in fastest]
+    subgraphs = [{**SUBGRAPH, "subgraph_id": key} for key in fastest]
     pool = FakePool([0.2, 0.3], [1e-7] * 3)
     pool.width = 1
 

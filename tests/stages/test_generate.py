@@ -9,7 +9,6 @@ from lib.contracts.files import RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS, TRAINING
 from lib.search.evolution import Proposal
 from lib.searching import Searcher
-from lib.tir.workload import workload_id
 from lib.tuning.planning import PlanRow
 from stages import generate, measure, train
 from tests.stages.conftest import PLAN as PLAN_CONFIG
@@ -130,10 +129,10 @@ def test_a_subgraph_that_cannot_be_searched_costs_its_candidates_alone(started, 
     broken = rows[0]["subgraph_id"]
     sample = Searcher._sample
 
-    def fails_once(self, workload, n, known, seed):
-        if workload_id(workload) == broken:
+    def fails_once(self, space, row, n, known):
+        if row.subgraph_id == broken:
             raise RuntimeError("Traceback (most recent call last):\nDivide by zero")
-        return sample(self, workload, n, known, seed)
+        return sample(self, space, row, n, known)
 
     monkeypatch.setattr(Searcher, "_sample", fails_once)
 
