@@ -14,29 +14,18 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import intervals
 import pandas as pd
 import provenance
 import versus
-from nights import Place
+from nights import Place, tunable
 
-from lib.contracts import manifest, tables
-from lib.contracts.schemas import SUBGRAPHS
+from lib.contracts import manifest
+from lib.contracts.files import RunFiles
 from lib.machine import host
 
 _FULL = "full"
-
-
-def made(place: Place, model: str, limit: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """The `compiled/` folder that a command leaves, and what it cost."""
-    status, seconds = place.run("TuneModel", "--model", model, *limit)
-    found = next(place.artifacts.glob("*/*/runs/*/compiled/manifest.json"), None)
-    if status or found is None:
-        raise SystemExit(f"{model} got no library, status {status}: see {place.folder / 'log'}")
-    facts = manifest.read(found)
-    return found.parent, {"command_s": seconds, "trials": facts["n_trials"]}
 
 
 def settings(level: str) -> str:
@@ -49,13 +38,16 @@ def of_model(work: Path, model: str, levels: Sequence[int], minutes: float, turn
     libraries, costs, n_subgraphs = {}, {}, 0
     for level in ["0", *map(str, levels), _FULL]:
         place = Place((work / Path(model).stem / level).resolve(), code, settings(level))
-        trials = 1 if level == "1" else int(level) * n_subgraphs if level != _FULL else 0  # one ends the first look
-        limit = ["--minutes", f"{minutes:g}"] if level == _FULL else ["--trials", str(trials)]
-        libraries[level], costs[level] = made(place, model, limit)
-        [subgraphs] = place.artifacts.glob("*/*/subgraphs.parquet")
-        n_subgraphs = sum(tables.read(subgraphs, SUBGRAPHS)["tunable"].to_pylist())
+        if level == _FULL:
+            limit = ["--minutes", f"{minutes:g}"]
+        else:
+            limit = ["--trials", "1" if level == "1" else str(int(level) * n_subgraphs)]  # one ends the first look
+        run, seconds = place.tuned(model, *limit)
+        libraries[level] = RunFiles(run).compiled
+        costs[level] = {"command_s": seconds, "trials": manifest.read(libraries[level].manifest)["n_trials"]}
+        n_subgraphs = len(tunable(place.artifacts, run.parents[1].name))
         print(f"{model}, {level}: {costs[level]}", flush=True)
-    kinds = {level: ("library", folder) for level, folder in libraries.items()}
+    kinds = {level: ("library", files.folder) for level, files in libraries.items()}
     rows = versus.measure(kinds, host.physical_cores(), turns, 0.5, 0)
     known = pd.DataFrame.from_dict(costs, orient="index")
     return rows.join(known, on="side").assign(
@@ -100,12 +92,13 @@ def main() -> None:
         return
     if not (given.work and given.models and given.out):
         parser.error("--work, --models and --out are needed, or --table")
-    parts = []
+    rows = pd.DataFrame()
     for model in given.models:
-        parts.append(of_model(given.work, model, given.levels, given.minutes, given.turns, given.code))
-        pd.concat(parts, ignore_index=True).to_parquet(given.out)  # a later model may fail
-    print("\n".join(table(pd.concat(parts, ignore_index=True))))
-    sys.exit(bool(versus.wrong(pd.concat(parts))))
+        own = of_model(given.work, model, given.levels, given.minutes, given.turns, given.code)
+        rows = pd.concat([rows, own], ignore_index=True)
+        rows.to_parquet(given.out)  # a later model may fail
+    print("\n".join(table(rows)))
+    sys.exit(bool(versus.wrong(rows)))
 
 
 if __name__ == "__main__":

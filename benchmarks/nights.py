@@ -118,6 +118,14 @@ class Place:
         with self.running(*arguments) as process:
             return process.wait(), time.monotonic() - started
 
+    def tuned(self, model: str, *limit: str) -> tuple[Path, float]:
+        """The folder of the run of a model, the only one here, however it is called; and the seconds of its command."""
+        status, seconds = self.run("TuneModel", "--model", model, *limit)
+        found = next(self.artifacts.glob("*/*/runs/*"), None)
+        if status or found is None:
+            raise SystemExit(f"{model} was not tuned, status {status}: see {self.folder / 'log'}")
+        return found, seconds
+
     def tracebacks(self) -> int:
         """How many there are in the log."""
         return (self.folder / "log").read_text(errors="replace").count("Traceback (most recent")

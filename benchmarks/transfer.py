@@ -46,15 +46,6 @@ def settings(spaces: str) -> str:
     return f"{direct}[generate]\nspaces = {spaces}\n[train]\nbase = no\n"
 
 
-def tuned(place: Place, model: str, *limit: str) -> Path:
-    """The folder of the run of a model: the only one in its place, however it is called there."""
-    status, _ = place.run("TuneModel", "--model", model, *limit)
-    found = next(place.artifacts.glob("*/*/runs/*"), None)
-    if status or found is None:
-        raise SystemExit(f"{model} was not tuned, status {status}: see {place.folder / 'log'}")
-    return found
-
-
 class Run:
     """What came of a run.
 
@@ -143,7 +134,7 @@ def main() -> None:
     pairs = [tuple(pair.split(",")) for pair in given.pairs]
     places = {model: Place((given.work / Path(model).stem).resolve(), given.code, settings(given.spaces))
               for model in dict.fromkeys(itertools.chain(*pairs))}  # fmt: skip
-    alone = {model: tuned(place, model, "--minutes", f"{given.minutes:g}") for model, place in places.items()}
+    alone = {model: place.tuned(model, "--minutes", f"{given.minutes:g}")[0] for model, place in places.items()}
     rows = []
     for donor, model in pairs:
         calls = tunable(places[model].artifacts, alone[model].parents[1].name)
@@ -153,7 +144,7 @@ def main() -> None:
         for name, limit in (("foretold", ("--trials", "0")), ("after", ("--minutes", f"{given.minutes_after:g}"))):
             place = Place((given.work / "-".join(names.values()) / name).resolve(), given.code, settings(given.spaces))
             shutil.copytree(memory, place.artifacts / memory.parent.name / "memory", dirs_exist_ok=True)
-            runs.append(tuned(place, model, *limit))
+            runs.append(place.tuned(model, *limit)[0])
         rows.append({**names, "spaces": given.spaces,
                      **compared(Run(alone[model], calls), Run(runs[1], calls)),
                      **foretold(alone[model], runs[0])})  # fmt: skip

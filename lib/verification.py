@@ -16,8 +16,9 @@ from lib.contracts.settings import limit
 from lib.measure import onnx_peer
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
 from lib.measure.runner import ModelFailed, ModelSession, Pool
-from lib.tir.numerics import PLAIN_LOOPS, largest_magnitude, random_values, relative_error
+from lib.tir.numerics import largest_magnitude, random_values, relative_error
 
+PLAIN_LOOPS = "the model in plain loops"
 _ONNX_TIMEOUT_S = 60.0  # of what the model came from: to load and run it, or to time it
 _GLANCES, _GLANCE_S = 2, 0.2  # turns, where nothing is known that a library could be slower than: it is shipped anyway
 _TURN_S = 0.5  # for which a whole model is timed before the other one has its turn
@@ -146,7 +147,7 @@ def verify(
         "latencies_s": latencies,
         "untuned_estimated": not runs_untuned,
         "untuned_is_lower_bound": is_lower_bound,
-        "onnx": peer.facts() if peer else None,
+        "onnx": peer.facts(agreed.error_to_file) if peer else None,
     }
 
 
@@ -157,6 +158,7 @@ class Agreed:
     by: str  # what made them: ONNX Runtime with its version, say, or `PLAIN_LOOPS`
     expected: Sequence[np.ndarray]
     error: float  # the largest difference, over the largest of each output
+    error_to_file: float | None  # of the imported model's outputs to those of its file, if they were compared
 
 
 @contextmanager
@@ -177,7 +179,6 @@ class Peer:
         self.outputs: Sequence[np.ndarray] = []
         self.by = ""  # what ran it; empty if nothing did
         self._failure, self._is_timed = "", False
-        self._max_error: float | None = None
 
     def infer(self, inputs: Path, out: Path) -> None:
         """Compute what it says, once."""
@@ -191,31 +192,26 @@ class Peer:
             self.by, self._is_timed = opened.by, opened.is_timed and self._file.is_timed
 
     def error(self, found: Sequence[np.ndarray]) -> float:
-        """Largest difference of outputs to its own, over the largest of each; infinity where there is nothing to
-        compare."""
-        is_comparable = self.by and _shapes(found) == _shapes(self.outputs) and all(map(_has_finite, self.outputs))
-        return max(map(relative_error, found, self.outputs), default=0.0) if is_comparable else math.inf
+        """Of outputs to its own, as `_error` has it; infinity if it did not run."""
+        return _error(found, self.outputs) if self.by else math.inf
 
-    def agrees(self, found: Sequence[np.ndarray], tolerance: float) -> bool:
-        """Whether outputs are its own but for rounding."""
-        error = self.error(found)
-        if error <= tolerance:
-            self._max_error = error
-        return error <= tolerance
-
-    def compare(self, found: Sequence[np.ndarray], tolerance: float) -> None:
-        """The imported model's outputs with its own.
+    def compare(self, found: Sequence[np.ndarray], tolerance: float) -> float | None:
+        """The imported model's outputs with its own: see `error`; none if it did not run.
 
         Raises:
             VerificationError: They differ by more than the tolerance.
         """
-        if self._failure or self.agrees(found, tolerance):
-            return
-        raise VerificationError(
-            f"The imported model's outputs, of shapes {_shapes(found)}, differ from what {self.by} makes of the file, "
-            f"of shapes {_shapes(self.outputs)}, by {self.error(found):.1e} of their largest value; {tolerance:g} is "
-            "allowed. Nothing was shipped; the measurements are kept."
-        )
+        if self._failure:
+            return None
+        error = self.error(found)
+        if not error <= tolerance:
+            shapes = [[array.shape for array in arrays] for arrays in (found, self.outputs)]
+            raise VerificationError(
+                f"The imported model's outputs, of shapes {shapes[0]}, differ from what {self.by} makes of the file, "
+                f"of shapes {shapes[1]}, by {error:.1e} of their largest value; {tolerance:g} is allowed. Nothing was "
+                "shipped; the measurements are kept."
+            )
+        return error
 
     def time(self, seconds: float) -> float | None:
         """Seconds of an inference, as `ModelSession.time` has it; none if it fails, or says nothing."""
@@ -227,9 +223,9 @@ class Peer:
             self._failure, self._is_timed = failure.reason, False
             return None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, max_error: float | None) -> dict[str, Any]:
         """For the manifest."""
-        return {"by": self.by, "max_error": self._max_error, "failure": self._failure}
+        return {"by": self.by, "max_error": max_error, "failure": self._failure}
 
 
 def _ends_in_time(built: Built, config: CompileConfig, pool: Pool) -> bool:
@@ -243,13 +239,11 @@ def _ends_in_time(built: Built, config: CompileConfig, pool: Pool) -> bool:
     return True
 
 
-def _shapes(arrays: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
-    return [array.shape for array in arrays]
-
-
-def _has_finite(array: np.ndarray) -> bool:
-    """Whether there is something to compare."""
-    return not array.size or bool(np.isfinite(array.astype(np.float64)).any())
+def _error(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """Largest difference of any output, over the largest of that output; infinity if they are not of equal shapes."""
+    if [array.shape for array in found] != [array.shape for array in expected]:
+        return math.inf
+    return max(map(relative_error, found, expected), default=0.0)
 
 
 def _error_of(previous: CompiledFiles, built: Built, agreed: Agreed, config: CompileConfig, pool: Pool) -> float | None:
@@ -263,8 +257,7 @@ def _error_of(previous: CompiledFiles, built: Built, agreed: Agreed, config: Com
             session.infer("previous", out)
     except ModelFailed:
         return None
-    found, expected = list(np.load(out).values()), agreed.expected
-    error = max(map(relative_error, found, expected), default=0.0) if len(found) == len(expected) else math.inf
+    error = _error(list(np.load(out).values()), agreed.expected)
     return error if error <= config.tolerance else None
 
 
@@ -281,28 +274,26 @@ def _agreed(
     session.open_library("tuned", *built.library("tuned"), built.inputs)
     session.infer("tuned", out)
     found = list(np.load(out).values())
-    if peer and peer.agrees(found, tolerance):
-        return Agreed(peer.by, peer.outputs, peer.error(found))
+    if peer and (error := peer.error(found)) <= tolerance:
+        return Agreed(peer.by, peer.outputs, error, error)
     if not built.expected.exists():
         check()
         session.open_library("checked", *built.library("checked"), built.inputs)
         session.infer("checked", built.expected)
     expected = list(np.load(built.expected).values())
     for n, output in enumerate(expected):
-        if not _has_finite(output):
+        if output.size and not np.isfinite(output.astype(np.float64)).any():
             raise VerificationError(
                 f"Output {n} of the model has not one finite element, untuned and on small inputs: are there NaN among "
                 "its weights? Nothing can be compared, so nothing was shipped; the measurements are kept."
             )
-    error = max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
+    error = _error(found, expected)
     if not error <= tolerance:
         raise VerificationError(
             f"The tuned model's outputs differ from the untuned model's by {error:.1e} of their largest value; "
             f"{tolerance:g} is allowed. Nothing was shipped; the measurements are kept."
         )
-    if peer:
-        peer.compare(expected, tolerance)
-    return Agreed(PLAIN_LOOPS, expected, error)
+    return Agreed(PLAIN_LOOPS, expected, error, peer.compare(expected, tolerance) if peer else None)
 
 
 def _latencies(

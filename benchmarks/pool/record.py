@@ -18,10 +18,12 @@ not quiet: nothing else may run on it. Interrupted, it goes on where it stood. T
 import argparse
 import itertools
 import multiprocessing
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -227,16 +229,11 @@ def models_for(recording: Recording, clustering: str, n_round: int) -> dict[str,
         members.setdefault(family, []).append(row.subgraph_id)
     found: dict[str, FamilyModel] = {}
     for family, parts in of_family.items():
-        data = joined(parts)
+        data = reduce(operator.add, parts)
         if len(data) >= _LEAST_SAMPLES and np.isfinite(data.latencies_s).any():
             model = train(data, TrainConfig(), seed=n_round)
             found |= dict.fromkeys(members[family], model)
     return found
-
-
-def joined(parts: Sequence[Samples]) -> Samples:
-    return Samples(*(np.concatenate([getattr(part, name) for part in parts])
-                     for name in ("features", "workloads", "latencies_s")))  # fmt: skip
 
 
 def search_round(recording: Recording, n_round: int, n: int, clusterings: Sequence[str], spaces: str) -> None:

@@ -16,7 +16,7 @@ from lib.report.nights import ModelRow, NightRows
 from lib.report.rows import RunRows, SubgraphRow
 from lib.report.text import counted, learned, milliseconds
 from lib.report.treemap import Box, layout
-from lib.tir.numerics import PLAIN_LOOPS, VANISHING
+from lib.tir.numerics import VANISHING
 
 _GOLDEN_ANGLE = 137.508  # degrees: hues of neighbours in a list are far apart
 _FRAME = Box(0, 0, 220, 100)  # of the treemap, in any unit; its boxes are placed by shares of it
@@ -180,10 +180,10 @@ def verdict(run: RunRows) -> str:
         told.append(f". Largest error {run.facts['max_error']:.1e} of the largest output")
     if onnx and onnx["failure"]:
         told.append(f"; not compared with the ONNX file: {onnx['failure']}")
-    elif onnx and run.facts.get("compared_with", PLAIN_LOOPS) == PLAIN_LOOPS:
-        told.append(f", {onnx['max_error']:.1e} to {onnx['by']}")
-    elif onnx:
+    elif onnx and run.is_compared_with_file:
         told.append(f", to {onnx['by']}")
+    elif onnx:
+        told.append(f", {onnx['max_error']:.1e} to {onnx['by']}")
     return "".join(told) + "."
 
 

@@ -164,6 +164,12 @@ class RunRows:
         found = self.facts["latencies_s"].get("onnxruntime")
         return median(found) if found else None
 
+    @property
+    def is_compared_with_file(self) -> bool:
+        """Whether the library's outputs were compared with those of its ONNX file itself."""
+        onnx = self.facts["onnx"]
+        return bool(onnx and onnx["by"] and self.facts.get("compared_with") == onnx["by"])
+
 
 def collect(
     model: ModelFiles, families: Path, past: Sequence[RoundFiles], compiled: CompiledFiles, title: str

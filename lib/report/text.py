@@ -8,7 +8,7 @@ from typing import Any
 
 from lib.report.nights import ModelRow, NightRows
 from lib.report.rows import Accuracy, RunRows, SubgraphRow
-from lib.tir.numerics import PLAIN_LOOPS, VANISHING
+from lib.tir.numerics import VANISHING
 
 _OWN = ("extract", "recall", "worker start", "rest")  # seconds that no user asked for
 
@@ -105,7 +105,7 @@ def model_lines(run: RunRows) -> str:
         lines.append(f"the library of before stays: a new one took {median(new) * 1e3:.2f} ms beside it")
     if facts["largest_output"] < VANISHING:
         lines.append(f"the outputs vanish (the largest is {facts['largest_output']:.0e}): nothing could be compared")
-    elif facts.get("compared_with", PLAIN_LOOPS) == PLAIN_LOOPS:
+    elif not run.is_compared_with_file:
         lines.append(f"largest difference of the outputs {facts['max_error']:.1e} of their largest value")
     lines += _onnx_lines(run)
     lines.append(f"failed candidates: {counted({failure.status: failure.count for failure in run.failures})}")

@@ -9,7 +9,6 @@ _SPREAD = np.float32(0.2)  # standard deviation; of a sum of 768 products of two
 _SMALL = 4  # exclusive bound of positive integers of which nothing is known
 _MASKED = 4  # one element in so many is masked
 VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, which processors may flush to zero
-PLAIN_LOOPS = "the model in plain loops"  # what a tuned model is checked against where nothing else can be
 
 
 def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> np.ndarray:

@@ -16,8 +16,7 @@ from lib.graph.algorithms import AlgorithmConfig
 from lib.measure.onnx_peer import OnnxFile
 from lib.models.source import Source
 from lib.tir import lowering
-from lib.tir.numerics import PLAIN_LOOPS
-from lib.verification import Built, CompileConfig, Estimate, peer_of
+from lib.verification import PLAIN_LOOPS, Built, CompileConfig, Estimate, peer_of
 from stages import compile, extract
 from tests.stages.conftest import PROVENANCE
 
