@@ -40,9 +40,11 @@ def library(folder: Path, arrays: Sequence[np.ndarray], _threads: int) -> Loaded
     """A library that was compiled by TVM, with its packed weights."""
     import tvm
 
+    from lib.contracts import arrays as arrays_of
+
     manifest = json.loads((folder / "manifest.json").read_text())
     machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / manifest["library"])), tvm.cpu())
-    params = np.load(folder / manifest["params"]).values()
+    params = arrays_of.values(folder / manifest["params"])
     entry = manifest["entry"]
     machine.set_input(entry, *(tvm.runtime.tensor(array) for array in (*arrays, *params)))
     return Loaded(
@@ -68,24 +70,30 @@ def onnxruntime(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loade
     return Loaded(lambda: session.run_with_iobinding(binding), lambda: found, f"ONNX Runtime {ort.__version__}")
 
 
-def openvino(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
+def openvino(file: Path, arrays: Sequence[np.ndarray], threads: int, precision: str = "f32") -> Loaded:
     """OpenVINO's CPU plugin, held to float32: where the CPU has bfloat16 it would compute in that by default."""
     import openvino as ov
 
     hint, core = "INFERENCE_PRECISION_HINT", ov.Core()
     default = core.get_property("CPU", hint).to_string()
-    model = core.compile_model(str(file), "CPU", {"INFERENCE_NUM_THREADS": threads, hint: "f32"})
-    precision = model.get_property(hint).to_string()
-    if precision != "f32":
-        raise RuntimeError(f"the compiled model must compute in f32, but {hint} is {precision}")
+    asked = {hint: precision} if precision else {}
+    model = core.compile_model(str(file), "CPU", {"INFERENCE_NUM_THREADS": threads, **asked})
+    found = model.get_property(hint).to_string()
+    if precision and found != precision:
+        raise RuntimeError(f"the compiled model must compute in {precision}, but {hint} is {found}")
     request = model.create_infer_request()
     for n, array in enumerate(arrays):
         request.set_input_tensor(n, ov.Tensor(array, shared_memory=True))
     return Loaded(
         lambda: request.infer(share_outputs=True),
         lambda: [tensor.data for tensor in request.output_tensors],
-        f"OpenVINO {ov.__version__.split('-')[0]} (f32; its default here: {default})",
+        f"OpenVINO {ov.__version__.split('-')[0]} ({found}; its default here: {default})",
     )
+
+
+def openvino_default(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
+    """OpenVINO's CPU plugin in the precision that it takes if it is not told."""
+    return openvino(file, arrays, threads, precision="")
 
 
 def torch(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
@@ -114,7 +122,8 @@ def torch(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
     )
 
 
-KINDS = {"library": library, "onnxruntime": onnxruntime, "openvino": openvino, "torch": torch}
+KINDS = {"library": library, "onnxruntime": onnxruntime, "openvino": openvino, "torch": torch,
+         "openvino_default": openvino_default}  # fmt: skip
 
 
 def turn(infer: Callable[[], Any], warm_s: float, seconds: float) -> dict[str, Any]:

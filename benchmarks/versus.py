@@ -47,6 +47,7 @@ SCHEMA = pa.schema(
         pa.field("max_error", pa.float64()),  # of the outputs, to `reference`, over its largest; null: no outputs
         pa.field("reference", pa.string(), False),  # a side
         pa.field("failure", pa.string(), False),  # empty: none
+        pa.field("bytes", pa.int64()),  # of the library and its parameters, or of the file; null: not written down
         pa.field("threads", pa.int64(), False),
         pa.field("cpu", pa.string(), False),
         pa.field("revision", pa.string(), False),  # of the code that compiled the libraries
@@ -89,7 +90,14 @@ def measure(kinds: Mapping[str, tuple[str, Path]], threads: int, turns: int, sec
     frame["kind"] = [kinds[name][0] for name in frame["side"]]
     frame["max_error"] = [errors.get(name, float("nan")) for name in frame["side"]]
     frame["reference"] = reference
+    frame["bytes"] = [n_bytes(kinds[name][1]) for name in frame["side"]]
     return frame
+
+
+def n_bytes(path: Path) -> int:
+    """Of a library and its parameters, or of a file."""
+    files = [path] if path.is_file() else [each for each in path.iterdir() if each.suffix in (".so", ".npz")]
+    return sum(file.stat().st_size for file in files)
 
 
 def _reference(outputs: Mapping[str, Any], kinds: Mapping[str, tuple[str, Path]]) -> str:
@@ -117,7 +125,8 @@ def write(rows: pd.DataFrame, path: Path) -> None:
     """Keep the rows of one model."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as partial:
-        pq.write_table(pa.Table.from_pandas(rows, SCHEMA, preserve_index=False), partial)
+        known = rows.reindex(columns=SCHEMA.names).astype({"bytes": "Int64"})
+        pq.write_table(pa.Table.from_pandas(known, SCHEMA, preserve_index=False), partial)
 
 
 def read(folder: Path) -> pd.DataFrame:

@@ -134,7 +134,7 @@ class Recording:
                 print(f"imported {model} {parts[-1].error}", flush=True)
             join.run(parts, provenance=_NO_PROVENANCE, out=files)
             files.models.rename(self.folder / "models.parquet")
-            subgraphs = _without_paths(tables.read(files.subgraphs, SUBGRAPHS))
+            subgraphs = without_paths(tables.read(files.subgraphs, SUBGRAPHS))
             tables.write(subgraphs, self.folder / "subgraphs.parquet", SUBGRAPHS, _NO_PROVENANCE)
         return [row for row in tables.read(self.folder / "subgraphs.parquet", SUBGRAPHS).to_pylist() if row["tunable"]]
 
@@ -194,17 +194,17 @@ class Recording:
     def merge(self, n_rounds: int) -> None:
         """One table of each kind."""
         for kind, schema in (("candidates", CANDIDATES), ("measurements", MEASUREMENTS), ("again", MEASUREMENTS)):
-            rows = _without_host(pa.concat_tables(self.before(kind, schema, n_rounds).values()))
+            rows = without_host(pa.concat_tables(self.before(kind, schema, n_rounds).values()))
             if len(rows):
                 tables.write(rows, self.folder / f"{kind}.parquet", schema, _NO_PROVENANCE)
         anchors = [
             tables.read(path, MEASUREMENTS) for path in sorted((self.folder / "parts" / "anchors").glob("*.parquet"))
         ]
-        rows = _without_host(pa.concat_tables(anchors))
+        rows = without_host(pa.concat_tables(anchors))
         tables.write(rows, self.folder / "anchors.parquet", MEASUREMENTS, _NO_PROVENANCE)
 
 
-def _without_paths(subgraphs: pa.Table) -> pa.Table:
+def without_paths(subgraphs: pa.Table) -> pa.Table:
     """What is published names no folder: TVM keeps where the code lies that made a function."""
     place = subgraphs.column_names.index("workload")
     here = str(ROOT).replace("/", r"\/") + r"\/"  # as its JSON has it
@@ -212,7 +212,7 @@ def _without_paths(subgraphs: pa.Table) -> pa.Table:
     return subgraphs.set_column(place, SUBGRAPHS.field("workload"), found)
 
 
-def _without_host(rows: pa.Table) -> pa.Table:
+def without_host(rows: pa.Table) -> pa.Table:
     """What is published names no machine."""
     if "host" not in rows.column_names:
         return rows

@@ -1,11 +1,12 @@
 """Train the base models of a class of targets from recorded pools, and write their card.
 
     python benchmarks/pool/train_base.py --pools FOLDER ... --out lib/tuning/base_models/avx512 [--without MODEL ...]
-        [--beside FOLDER ...] [--disturbed]
+        [--beside FOLDER ...] [--disturbed] [--add]
 
 Pools of another class of targets may be trained on beside the class's own: features say how many lanes a machine has.
 Trained on is what was measured while the anchor was about as fast as ever, or with `--disturbed` all; foretold is only
-the former, and only of the class's own pools. What the card says of a model was found by leaving models out: for each
+the former, and only of the class's own pools. With `--add`, models of operators that the pools do not have stay, and
+the card says of both what they were trained on. What the card says of a model was found by leaving models out: for each
 model of the pools in turn, all its subgraphs are kept from training, and those that no other model has are foretold.
 `regrets` has, for n = 1, 2, ... 10, how much slower the fastest of the first n of a subgraph's recorded programs, in
 the order in which they were foretold, is than the fastest of all of them; the geometric mean over subgraphs. Programs
@@ -16,6 +17,7 @@ import argparse
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,7 +80,10 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def _is_quiet(moments: np.ndarray, folder: Path) -> np.ndarray:
-    """Whether the anchors before and after each moment were both about as fast as they can be."""
+    """Whether the anchors before and after each moment were both about as fast as they can be; pools without anchors
+    (`gather.py`) are of quiet machines."""
+    if not (folder / "anchors.parquet").exists():
+        return np.ones(len(moments), bool)
     anchors = tables.read(folder / "anchors.parquet", MEASUREMENTS).select(["candidate_id", "latencies", "measured_at"])
     rows = anchors.to_pandas().sort_values("measured_at")
     rows["latency"] = [float(np.median(found)) if len(found) else np.inf for found in rows["latencies"]]
@@ -128,6 +133,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--beside", nargs="*", type=Path, default=[], help="pools of another class, trained on too")
     parser.add_argument("--without", nargs="*", default=[], help="models whose subgraphs are not trained on")
+    parser.add_argument("--add", action="store_true", help="to the models that are there, of other operators")
     parser.add_argument("--disturbed", action="store_true", help="train on what was measured in disturbed moments, too")
     given = parser.parse_args()
     pool = Pool(given.pools, given.beside)
@@ -160,7 +166,24 @@ def main() -> None:
         "operators": operators,
         "training": {key: getattr(CONFIG, key) for key in ("num_boost_round", "max_depth", "learning_rate")},
     }  # fmt: skip
+    if given.add:
+        card = _added(json.loads((given.out / CARD).read_text(encoding="utf-8")), card)
     (given.out / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+
+
+def _added(before: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
+    """The card of before, with the operators of another one, and what those were trained on.
+
+    Raises:
+        SystemExit: The models of before are of other features, or programs were lowered in another way.
+    """
+    for key in ("features", "lowering", "training"):
+        if before[key] != card[key]:
+            raise SystemExit(f"--add: the models that are there have {key} {before[key]}, the new ones {card[key]}.")
+    told = {key: card[key] for key in ("made", "models", "left out", "programs")}
+    told["operators"] = sorted(card["operators"])
+    added = [each for each in before.get("added", []) if not set(each["operators"]) & set(card["operators"])]
+    return {**before, "operators": {**before["operators"], **card["operators"]}, "added": [*added, told]}
 
 
 if __name__ == "__main__":

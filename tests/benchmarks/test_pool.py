@@ -11,6 +11,7 @@ import pytest
 
 from lib.contracts import tables
 from lib.contracts.conditions import Conditions
+from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, MODELS, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.search.candidates import table
@@ -179,3 +180,24 @@ def test_trials_to_a_distance_are_those_of_the_first_round_there():
     [found] = needed(rows).to_dict("records")
 
     assert (found[0.05], found[0.02], found[0.01]) == (20, 30, 30)  # never within 1 %: all that there was
+
+
+def test_a_pool_of_runs_has_the_operators_that_were_asked_for_and_counts_as_quiet(folder, tmp_path):
+    from gather import gather
+    from train_base import Pool
+
+    model, run = ModelFiles(tmp_path / "m"), RunFiles(tmp_path / "m" / "runs" / "r")
+    for path, name in (
+        (model.subgraphs, "subgraphs"), (run.round(0).candidates, "candidates"),
+        (run.round(0).measurements, "measurements"), (run.round(0).training, "candidates"),
+    ):  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((folder / f"{name}.parquet").read_bytes())
+
+    gather([run.folder], ["2d", "3d"], tmp_path / "out")
+
+    pool = Pool([tmp_path / "out"], [])
+    assert set(pool.operators) == {"conv2d"}
+    assert len(pool.latencies) == 2 * PROGRAMS
+    assert pool.is_quiet.all()
+    assert pool.models == {"m": {"c", "d"}}
