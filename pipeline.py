@@ -24,6 +24,7 @@ from lib.contracts import digests, manifest, schemas, tables
 from lib.contracts.errors import ConfigError, TunerError
 from lib.contracts.files import FORETOLD, RECALLED, RoundFiles
 from lib.contracts.tables import Provenance, made_from
+from lib.graph.algorithms import AS_IT_IS, PRECISIONS
 from lib.measure import factory
 from lib.options import Options, Table, options
 from lib.report import console
@@ -74,6 +75,10 @@ class TunerTask(luigi.Task):
     seed: int = Int(default=0, description="of the search")
     target: str = Text(default="host", description="`host`, `cuda`, a GPU's tag, or a target as JSON")
     threads: int = Int(default=0, description="threads of one inference; 0: all physical cores")
+    precision: str = Choice(
+        default=AS_IT_IS, choices=PRECISIONS, description="of products: as the model has it, bf16, or int8"
+    )
+    calibration: str = Text(default="", description="samples to quantise a file with: .npz, or a folder of them")
     devices: str = Text(default="local", description="measure there: `local`, `rpc://HOST:PORT/KEY`, `replay:FOLDER`")
     # A central scheduler gives up a task that another process runs, where locks wait and then see what is done.
     session: str = Text(default=SESSION, description=argparse.SUPPRESS)
@@ -409,7 +414,8 @@ class CompileModel(FinalTask, MeasuringTask):
         runs.record(given.shipped, given.identity)
         compile.run(
             given.model_files, given.clustered[0], self.past, given.compile_target, self.config, pool,
-            provenance=self.provenance, out=given.shipped.compiled, onnx=given.onnx_file, say=self.status,
+            provenance=self.provenance, out=given.shipped.compiled, onnx=given.onnx_file,
+            precision=given.algorithms.precision, say=self.status,
         )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
                 *stages.finalize_passes(target),
             ]
         )
-        pipeline = lowering.pipeline(lowering.standard(target.kind.name))
+        pipeline = lowering.pipeline(lowering.standard(target.kind.name), is_delivered=True)
         relax.build(module, target, relax_pipeline=lower, tir_pipeline=pipeline).export_library(str(out))
 
 

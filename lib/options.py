@@ -2,16 +2,16 @@
 
 import atexit
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from lib.contracts import digests, settings
-from lib.contracts.errors import ConfigError
+from lib.contracts.errors import ConfigError, require_file
 from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, SUBGRAPHS
-from lib.graph.algorithms import AlgorithmConfig
+from lib.graph.algorithms import IN_INT8, AlgorithmConfig
 from lib.machine import targets
 from lib.measure import devices, factory
 from lib.measure.devices import Devices
@@ -51,6 +51,8 @@ class Options:
     seed: int
     target: str
     threads: int
+    precision: str
+    calibration: str
     devices: str
     section: Section  # of the configuration
     say: Say  # is told of what the user should know
@@ -66,6 +68,8 @@ class Options:
             _ = self.listed
         if self.model or not self.models:
             self.source.check()
+            if self.calibration and self.precision != IN_INT8:
+                raise ConfigError("--calibration is for --precision int8.")
             if not self.source.is_file:
                 catalogue.entry(self.source.model)
         _ = self.measured_on
@@ -80,8 +84,32 @@ class Options:
 
     @cached_property
     def source(self) -> Source:
-        """The model that is meant."""
-        return Source(_expanded(self.model), self.batch_size, self.sequence, self.shape, _expanded(self.weights))
+        """The model that is meant; quantised, if that is asked for."""
+        given = Source(_expanded(self.model), self.batch_size, self.sequence, self.shape, _expanded(self.weights))
+        return replace(given, model=str(self._in_int8(given))) if self.precision == IN_INT8 else given
+
+    def _in_int8(self, given: Source) -> Path:
+        """Its file, quantised once for all runs.
+
+        Raises:
+            ConfigError: There are no samples to quantise it with.
+        """
+        from lib.models import onnx_quantization  # onnx takes a while to load
+
+        file, samples = Path(given.model), Path(_expanded(self.calibration))
+        if self.models or file.suffix != ".onnx":
+            raise ConfigError("--precision int8 is for one ONNX file.")
+        require_file(given.model, "--model")
+        if onnx_quantization.is_quantized(file):
+            return file
+        if not self.calibration:
+            raise ConfigError(
+                f"--precision int8: {file} is in floats, and is quantised with samples of its inputs. Give some with "
+                "--calibration: a .npz file or a folder of them."
+            )
+        if not samples.exists():
+            raise ConfigError(f"--calibration {samples}: there is no such file or folder.")
+        return onnx_quantization.quantized(file, samples, self.artifacts / "quantized")
 
     @cached_property
     def listed(self) -> list[Listed]:
@@ -112,8 +140,8 @@ class Options:
 
     @cached_property
     def algorithms(self) -> AlgorithmConfig:
-        """`[extract]`."""
-        return self.configured(AlgorithmConfig, "extract")
+        """`[extract]` and `--precision`."""
+        return self.configured(AlgorithmConfig, "extract", precision=self.precision)
 
     @cached_property
     def plan(self) -> PlanConfig:

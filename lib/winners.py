@@ -23,7 +23,8 @@ Say = Callable[[str], None]
 
 _FORETOLD = "foretold, not measured"
 _HOPELESS = 10  # times as slow as the fastest candidate: an untuned program that is not timed again
-_LIGHT = 0.005  # of an inference's time: less, and which of a subgraph's best is the fastest makes no difference
+_NEAR = 1.1  # times the fastest candidate's latency: a finalist that was slower while tuning is not timed again
+_WORTH = 0.01  # of an inference's time, for each finalist: which of a light subgraph's best is the fastest is no matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,10 @@ def choose_all(
     """
     choices = []
     times = [s["weight"] * so_far.of(s["subgraph_id"]).best_s if s["tunable"] else 0.0 for s in subgraphs]
-    light = _LIGHT * sum(time for time in times if time < math.inf)
+    whole = sum(time for time in times if time < math.inf) or 1.0
     with ThreadPoolExecutor(pool.width) as executor:
         try:
-            chosen = [executor.submit(choose, subgraph, so_far, config, pool, kept, is_light=time < light)
+            chosen = [executor.submit(choose, subgraph, so_far, config, pool, kept, share=min(1.0, time / whole))
                       for subgraph, time in zip(subgraphs, times, strict=True)]  # fmt: skip
             for n, choice in enumerate(chosen, start=1):
                 say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
@@ -76,14 +77,14 @@ def choose(
     pool: Pool,
     kept: Path | None = None,
     *,
-    is_light: bool = False,
+    share: float = 1.0,
 ) -> Choice:
     """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run.
 
     Args:
         subgraph: A row of SUBGRAPHS with its family.
         kept: See `choose_all`.
-        is_light: It takes hardly any of an inference's time.
+        share: Of an inference's time that it takes: with less of it, fewer finalists are timed again.
     """
     untuned = Choice(subgraph["subgraph_id"], subgraph["family_id"], None, None, None, None, subgraph["note"])
     past = so_far.of(subgraph["subgraph_id"])
@@ -96,21 +97,23 @@ def choose(
         )
     if not finalists:
         return replace(untuned, note="no candidate worked")
+    near = sum(each.latency_s <= _NEAR * finalists[0].latency_s for each in finalists)
+    n_timed = min(near, max(1, round(share / _WORTH)))
     if kept is None:
-        return _measured(subgraph["workload"], finalists, past, untuned, config, pool, is_light)
+        return _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool)
     path = kept / f"{subgraph['subgraph_id']}.json"
     made_from = digests.of_text(
         settings.digest(settings.deciding(config)), pool.conditions.id, str(past.untuned_s),
         *(finalist.candidate_id for finalist in finalists),
     )  # fmt: skip
-    known = _known(path, made_from, untuned, finalists)
+    known = _known(path, made_from, untuned, finalists, n_timed)
     if known:
         return known
-    choice = _measured(subgraph["workload"], finalists, past, untuned, config, pool, is_light)
+    choice = _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool)
     if choice.tuned_s is not None:
         kept.mkdir(parents=True, exist_ok=True)
         facts = {key: value for key, value in asdict(choice).items() if key != "trace"}
-        manifest.write(path, made_from, {"choice": facts}, [])
+        manifest.write(path, made_from, {"choice": facts, "timed": n_timed}, [])
     return choice
 
 
@@ -143,13 +146,16 @@ def _right(choice: Choice, workload: str, foretold: Sequence[Foretold], config: 
     return replace(choice, candidate_id=None, trace="", note="what was foretold does not work")
 
 
-def _known(path: Path, made_from: str, untuned: Choice, finalists: Sequence[TimedCandidate]) -> Choice | None:
-    """What was chosen of the same finalists; None if nothing was, or the file cannot be read."""
+def _known(
+    path: Path, made_from: str, untuned: Choice, finalists: Sequence[TimedCandidate], n_timed: int
+) -> Choice | None:
+    """What was chosen of the same finalists, of which at least so many were timed; None if nothing was, or the file
+    cannot be read."""
     try:
         facts = manifest.read(path)
     except TunerError:
         return None
-    if facts["inputs"] != made_from:
+    if facts["inputs"] != made_from or facts.get("timed", 0) < n_timed:
         return None
     traces = {finalist.candidate_id: finalist.trace for finalist in finalists}
     return replace(untuned, **facts["choice"], trace=traces.get(facts["choice"]["candidate_id"], ""))
@@ -158,23 +164,24 @@ def _known(path: Path, made_from: str, untuned: Choice, finalists: Sequence[Time
 def _measured(
     workload: str,
     finalists: Sequence[TimedCandidate],
+    n_timed: int,
     past: SubgraphHistory,
     untuned: Choice,
     config: CompileConfig,
     pool: Pool,
-    is_light: bool,
 ) -> Choice:
-    """See `choose`.
+    """See `choose`; of the finalists the first `n_timed` are timed again.
 
     An untuned program that was ten times as slow as the best when it was measured is not timed again: a naive loop nest
-    of a large convolution takes seconds a run, and its place is known. Nor is a single finalist then, or those of a
-    light subgraph: they go by what they took while tuning.
+    of a large convolution takes seconds a run, and its place is known. Nor is a single finalist then: it goes by what
+    it took while tuning, as those do that follow it if it computes something else.
     """
-    traces = [program.trace for program in finalists]
     beaten = past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s
-    if beaten and (is_light or len(finalists) == 1):
+    if beaten and n_timed == 1:
         latencies, base = [[program.latency_s] for program in finalists], list[float]()
     else:
+        finalists = finalists[:n_timed]
+        traces = [program.trace for program in finalists]
         latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else EMPTY_TRACE)
     base_s = past.untuned_s if beaten else median(base) if base else None
     ranked = sorted(

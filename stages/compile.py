@@ -9,18 +9,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import tvm
 
 from lib import building, deploy
-from lib.contracts import digests, manifest, settings, tables
+from lib.contracts import arrays, digests, manifest, settings, tables
 from lib.contracts.clock import Clock
 from lib.contracts.errors import CompilationError, TunerError, VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
+from lib.graph.algorithms import AS_IT_IS, IN_BF16
 from lib.machine import host, targets
+from lib.machine.dots import BF16, INT8
+from lib.machine.registers import registers
 from lib.measure import peak
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
@@ -46,6 +50,7 @@ def run(
     provenance: Provenance,
     out: CompiledFiles,
     onnx: OnnxFile | None = None,
+    precision: str = AS_IT_IS,
     say: Say = lambda _text: None,
 ) -> Path:
     """Compile the model with the best schedules of a run.
@@ -57,6 +62,7 @@ def run(
         out: Gets `model.so`, `params.npz`, `results.parquet` and, last, `manifest.json`. If it has those of the same
             model, they stay unless the new ones are faster.
         onnx: The file that the model came from, if it is one: to be compared with.
+        precision: Of its products and convolutions; decides how far the model may be from what it was in float32.
         say: Told what is being done.
 
     Raises:
@@ -66,6 +72,7 @@ def run(
     """
     clock = Clock()
     subgraphs = join(tables.read(model.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES))
+    is_quantized = _is_quantized(subgraphs, model)
     so_far = history.load(past)
     kept = RunFiles(past[0].run).finalists if past else None
     with clock.spent("finalists"):
@@ -80,13 +87,14 @@ def run(
         out.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
             interface = deploy.interface(tvm.ir.load_json(model.module.read_text()))
-            built = Built(Path(work), model, interface)
+            is_narrow = is_quantized or precision == IN_BF16
+            built = Built(Path(work), model, interface, is_narrow, is_quantized)
             _recall_expected(model, identity, built)
             with peer_of(onnx) as peer:
 
-                def check() -> None:
-                    if not built.checked.exists():
-                        _build_all([_in_plain_loops(built)], target, config)
+                def check(library: Path) -> None:
+                    if not library.exists():
+                        _build_all([_in_plain_loops(built, library)], target, config)
 
                 def make(choices: Sequence[Choice]) -> dict[str, Any]:
                     with clock.spent("build"):
@@ -110,10 +118,26 @@ def run(
             _keep_expected(model, identity, built)
             _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
         with clock.spent("finalists"):
-            peak_flops = peak.flops(target, pool)
-        facts = {**_how_to_run(out, interface, target), "peak_flops": peak_flops, **identity, **found}
-    facts |= {**made, "clock": clock.read(), "n_rounds": so_far.n_rounds, "n_trials": so_far.n_trials}
+            peaks = {"peak_flops": peak.flops(target, pool)}
+            for name, is_used, dot in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
+                if is_used and isinstance(target, targets.CpuTarget) and dot in registers(target.tvm()).dots:
+                    peaks[f"peak_flops_{name}"] = peak.flops(target, pool, dot)
+        facts = {**_how_to_run(out, interface, target), **peaks, **identity, **found}
+    facts |= {
+        **made,
+        "precision": precision,
+        "clock": clock.read(),
+        "n_rounds": so_far.n_rounds,
+        "n_trials": so_far.n_trials,
+    }
     return manifest.write(out.manifest, provenance.inputs, facts, [out.library, out.params, out.results])
+
+
+def _is_quantized(subgraphs: Sequence[Mapping[str, Any]], model: ModelFiles) -> bool:
+    """Whether its file has bytes, even where they are multiplied as floats here."""
+    if any(row["core_operator"].endswith("_int8") for row in subgraphs):
+        return True
+    return model.kernels.exists() and np.dtype(np.int8) in arrays.dtypes(model.kernels)
 
 
 def _ship(
@@ -222,7 +246,7 @@ def _build(
     chosen.write_text(json.dumps(traces))
     orders = [BuildModel(built.module, built.tuned, chosen, pack=True)]
     if not peer and not built.expected.exists():
-        orders.append(_in_plain_loops(built))
+        orders.append(_in_plain_loops(built, built.checked))
     if runs_untuned:  # an untuned ViT takes minutes
         orders.append(BuildModel(built.reference, built.untuned))
     with ThreadPoolExecutor(1) as beside:
@@ -232,8 +256,9 @@ def _build(
             inferred.result()
 
 
-def _in_plain_loops(built: Built) -> BuildModel:
-    return BuildModel(built.reference, built.checked, in_plain_loops=True)
+def _in_plain_loops(built: Built, library: Path) -> BuildModel:
+    module = built.module if library == built.rounded else built.reference
+    return BuildModel(module, library, in_plain_loops=True)
 
 
 def _build_all(orders: Sequence[BuildModel], target: targets.AnyTarget, config: CompileConfig) -> None:

@@ -33,6 +33,8 @@ TYPED = {
     "seed": ("3", 3),
     "target": ("cuda", "cuda"),
     "threads": ("1", 1),
+    "precision": ("bf16", "bf16"),
+    "calibration": ("samples.npz", "samples.npz"),
     "devices": ("replay:there", "replay:there"),
 }
 

@@ -10,17 +10,20 @@ import time
 from pathlib import Path
 from unittest.mock import ANY
 
+import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from lib.contracts import tables
+from lib.contracts import arrays, tables
 from lib.contracts.files import RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, TRAINING
 from lib.machine import targets
+from lib.report import page
 from lib.tuning.base import base_models
 from tests import helpers
 from tests.helpers import ROOT, environment, luigi, luigi_command
+from tests.lib.tir.test_dot import needs_it
 
 SMALL = str(helpers.SMALL)
 TRIALS = ("--trials", "14")  # two rounds: 12 to warm up, then 8
@@ -406,3 +409,67 @@ def test_without_trials_there_is_a_verified_library_all_the_same(tmp_path):
     assert "foretold, not measured" in notes
     assert ("evolved" in origins) == bool(base_models(targets.cpu_target().instructions).of("conv2d"))
     assert "speed-up not known" in run.report.read_text()
+
+
+@needs_it
+def test_a_model_in_bf16_runs_by_the_code_of_its_page_and_says_how_far_it_is_from_its_file(tmp_path):
+    done = luigi(tmp_path, "TuneModel", "--model", SMALL, "--precision", "bf16", *TRIALS)
+
+    assert done.returncode == 0, done.stderr
+    run = run_files(tmp_path)
+    facts = json.loads(run.compiled.manifest.read_text())
+    assert run.folder.parent.parent.name.endswith("-precision_bf16")
+    assert (facts["precision"], facts["shipped"]) == ("bf16", "tuned")
+    assert 1e-5 < facts["max_error"] <= facts["tolerance"] == 0.05
+    assert {array.dtype.name for array in arrays.values(run.compiled.params)} == {"bfloat16", "float32"}
+    families = {row["family_id"] for row in tables.read(run.round(0).plan, PLAN).to_pylist()}
+    assert {"conv2d_bf16", "matmul_bf16"} <= families
+    script = page.code(facts, run.compiled.folder) + "\nprint(outputs.shape)"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "(1, 10)"
+
+
+def test_bf16_for_a_cpu_without_it_is_refused(tmp_path):
+    old = '{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}'
+
+    done = luigi(tmp_path, "TuneModel", "--model", SMALL, "--precision", "bf16", "--target", old)
+
+    assert done.returncode != 0
+    assert "has no instruction for bf16" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_in_floats_is_quantised_with_samples_and_runs_in_integers(tmp_path):
+    pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "samples.npz", x=rng.normal(size=(4, 1, 8, 8, 8)).astype(np.float32))
+    given = ("TuneModel", "--model", SMALL, "--precision", "int8", "--calibration", str(tmp_path / "samples.npz"))
+
+    done = luigi(tmp_path, *given, *TRIALS)
+
+    assert done.returncode == 0, done.stderr
+    run = run_files(tmp_path)
+    facts = json.loads(run.compiled.manifest.read_text())
+    assert "conv2d_int8" in done.stdout
+    assert "matmul_int8" in done.stdout
+    assert facts["compared_with"].startswith("ONNX Runtime")
+    assert np.dtype(np.int8) in {array.dtype for array in arrays.values(run.compiled.params)}
+    again = luigi(tmp_path, *given, *TRIALS)
+    assert again.stdout.startswith("Nothing is left to do")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--precision", "int8"), "is quantised with samples of its inputs"),
+        (("--precision", "int8", "--calibration", "nowhere"), "--calibration nowhere: there is no such file or folder"),
+        (("--calibration", "nowhere"), "--calibration is for --precision int8"),
+    ],
+)
+def test_what_cannot_be_quantised_is_told(tmp_path, options, told):
+    done = luigi(tmp_path, "TuneModel", "--model", SMALL, *options)
+
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr

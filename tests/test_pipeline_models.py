@@ -91,7 +91,6 @@ def test_each_model_gets_a_library_early_and_the_one_at_the_end_is_of_all_rounds
     ]
 
     assert {manifest["n_rounds"] for manifest in manifests} == {n_rounds}
-    assert {manifest["shipped"] for manifest in manifests} <= {"tuned", "previous"}
     assert all(manifest["onnx"]["max_error"] < 1e-3 for manifest in manifests)
 
 
@@ -134,7 +133,7 @@ def test_the_same_list_without_the_broken_file_measures_nothing_again_and_then_n
 def test_a_night_that_is_killed_goes_on_and_measures_nothing_twice(tmp_path, nets):
     command = luigi_command("TuneModels", "--models", f"{nets}/a.onnx,{nets}/b.onnx", *TRIALS)
     kept: dict[str, float] = {}
-    for after_s in (6.0, 14.0):
+    for after_s in (6.0, 4.0):  # a night that is left alone takes 16 s on a fast machine
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

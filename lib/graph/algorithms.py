@@ -1,12 +1,16 @@
-"""Which operators are computed otherwise than the model has them: with less work, or in whole vectors."""
+"""Which operators are computed otherwise than the model has them: with less work, in whole vectors, or in bf16."""
 
 from dataclasses import asdict, dataclass
 
-from lib.contracts.errors import ConfigError
-from lib.graph import reweight, widen, winograd
+from lib.contracts.errors import ConfigError, TargetError
+from lib.graph import attention, precision, reweight, widen, winograd
 from lib.graph.fusion import Model
+from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
 from lib.machine.targets import AnyTarget
+
+AS_IT_IS, IN_BF16, IN_INT8 = "model", "bf16", "int8"
+PRECISIONS = (AS_IT_IS, IN_BF16, IN_INT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,24 +19,48 @@ class AlgorithmConfig:
 
     winograd: str = "auto"  # 3x3 convolutions in Winograd's way
     widen: str = "auto"  # output channels to whole vectors
+    attention: str = "auto"  # in one kernel, where scores stay in caches, or in three, whichever is faster
+    precision: str = AS_IT_IS  # or bf16: of what products and convolutions read; int8 is what a quantised file has
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value not in ("auto", "never"):
-                raise ConfigError(f"[extract] {name} must be `auto` or `never`, but got {value!r}.")
+        for name in ("winograd", "widen", "attention"):
+            if getattr(self, name) not in ("auto", "never"):
+                raise ConfigError(f"[extract] {name} must be `auto` or `never`, but got {getattr(self, name)!r}.")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"--precision must be one of {', '.join(PRECISIONS)}, but got {self.precision!r}.")
 
     @property
     def suffix(self) -> str:
         """Of the name of a model's folder: empty for the defaults, else e.g. `-winograd_never`."""
-        return "".join(f"-{name}_{value}" for name, value in asdict(self).items() if value != "auto")
+        return "".join(f"-{name}_{value}" for name, value in asdict(self).items() if value not in ("auto", AS_IT_IS))
 
 
 def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) -> Model:
-    """Replace what can be computed otherwise on this kind of target; the same model if there is nothing."""
+    """Replace what can be computed otherwise on this kind of target; the same model if there is nothing.
+
+    Raises:
+        TargetError: The target has no instructions for this precision.
+    """
+    is_narrow = config.precision == IN_BF16
     if target.kind != "llvm":
+        if is_narrow:
+            raise TargetError(f"--precision {config.precision} is for CPUs; on {target.name} there is no such kernel.")
         return model
-    widened = widen.replacement(registers(target.tvm()).lanes)
-    ways = [(config.winograd, winograd.replacement), (config.widen, widened)]
-    choices = [way for wanted, way in ways if wanted == "auto"]
-    module, changed = reweight.rewrite(model.module, model.weights, choices)
-    return Model(module, {**model.weights, **changed}) if changed else model
+    machine = registers(target.tvm())
+    if is_narrow and not any(dot.data == BF16.data for dot in machine.dots):
+        raise TargetError(
+            f"--precision bf16: {target.name} has no instruction for bf16 (AVX512-BF16, or BF16 of ARM). Leave the "
+            "option out: the model is then tuned as its file has it."
+        )
+    if not any(dot.weights == INT8.weights for dot in machine.dots):
+        model = precision.in_floats(model)
+    choices: list[reweight.Choose] = []
+    if config.winograd == "auto" and not is_narrow:  # in bf16, the products cost less than its transforms
+        choices.append(winograd.replacement)
+    if config.widen == "auto":
+        choices.append(widen.replacement(machine.lanes))
+    if config.attention == "auto":
+        dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
+        model = attention.fuse(model, dot, machine.lanes)
+    chosen = precision.in_quads(reweight.replaced(model, choices), machine.lanes)
+    return precision.in_bf16(chosen, machine.lanes) if is_narrow else chosen

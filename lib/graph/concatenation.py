@@ -14,7 +14,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
 from lib.graph import patterns
-from lib.graph.rewrite import dtype, is_call, static_shape
+from lib.graph.rewrite import CONVOLUTIONS, dtype, is_call, static_shape
 
 _JOINS = "joins_parts"  # attribute of the functions that stand for joint tensors
 _CALL_TIR = "relax.call_tir"
@@ -90,7 +90,7 @@ def _signature(module: tvm.IRModule, lookup: Lookup, expr: relax.Expr) -> str:
             continue
         names.append(call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op))
         expr = call.args[0]
-        if is_call(call, "relax.nn.conv2d"):
+        if is_call(call, *CONVOLUTIONS):
             attrs = [str(getattr(call.attrs, key)) for key in ("strides", "padding", "dilation", "groups")]
             return " ".join([*names, *attrs, *(str(static_shape(argument)) for argument in call.args)])
     return f"{' '.join(names)} of {expr}"

@@ -1,16 +1,18 @@
 """Replaces operators by others that compute the same from transformed weights, which are made at compile time."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.relax import transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph.rewrite import static_shape
+from lib.graph.fusion import Model
+from lib.graph.rewrite import dtype, is_call, static_shape
 
-Emit = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+Emit = Callable[[relax.BlockBuilder, relax.Call, Sequence[relax.Expr]], relax.Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Replacement:
     kind: Hashable  # equal for calls that can share the transformed weight
     value: Callable[[np.ndarray], np.ndarray]  # transforms the weight
     shape: tuple[int, ...]  # of the transformed weight
-    emit: Emit  # the new expression, from the call with the transformed weight
+    emit: Emit  # the new expression, from the call as it was and its new arguments, with the transformed weight
+    dtype: str = "float32"  # of the transformed weight
 
 
 Choose = Callable[[relax.Call], Replacement | None]
@@ -50,6 +53,59 @@ def rewrite(
         return module, {}
     rewritten = _Replacer(module, found, choices).rewritten(function)
     return rewritten, {str(param.name): offer.value(weights[str(param.name)]) for param, offer in found.items()}
+
+
+def replaced(model: Model, choices: Sequence[Choose]) -> Model:
+    """See `rewrite`; the same model if nothing is replaced."""
+    module, changed = rewrite(model.module, model.weights, choices)
+    return Model(module, {**model.weights, **changed}) if changed else model
+
+
+def padded_once(model: Model) -> Model:
+    """The model with weights that all their readers pad alike as weights that are padded when it is compiled."""
+    function = model.module["main"]
+    found = {param: widths[0] for param, readers in _readers(function).items()
+             if str(param.name) in model.weights and (widths := list(map(_zeros_around, readers)))
+             and widths[0] is not None and all(width == widths[0] for width in widths)}  # fmt: skip
+    if not found:
+        return model
+    changed = {str(param.name): np.pad(model.weights[str(param.name)], width) for param, width in found.items()}
+    return Model(_Padder(model.module, changed).rewritten(function, found), {**model.weights, **changed})
+
+
+def _zeros_around(reader: relax.Expr) -> tuple[tuple[int, int], ...] | None:
+    """What a call pads its argument with, if that is zeros; None of other calls."""
+    if not is_call(reader, "relax.nn.pad") or str(reader.attrs.pad_mode) != "constant" or reader.attrs.pad_value:
+        return None
+    ends = [int(n) for n in reader.attrs.pad_width]
+    return tuple(zip(ends[::2], ends[1::2], strict=True))
+
+
+@mutator
+class _Padder(PyExprMutator):
+    def __init__(self, module: tvm.IRModule, changed: Mapping[str, np.ndarray]) -> None:
+        super().__init__(module)
+        self._changed = changed
+        self._padded: set[relax.Var] = set()
+
+    def rewritten(self, function: relax.Function, found: Collection[relax.Var]) -> tvm.IRModule:
+        """The module with its `main` without these pads."""
+        params = []
+        for param in function.params:
+            if param in found:
+                new = relax.Var(str(param.name), relax.TensorType(self._changed[str(param.name)].shape, dtype(param)))
+                self.set_var_remap(param, new)
+                self._padded.add(new)
+                param = new
+            params.append(param)
+        body = self.visit_with_new_scope(function.body)
+        changed = relax.Function(params, body, function.ret_ty, function.is_pure, function.attrs)
+        self.builder_.update_func(self.builder_.get().get_global_var("main"), changed)
+        return transform.CanonicalizeBindings()(self.builder_.get())
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        return call.args[0] if is_call(call, "relax.nn.pad") and call.args[0] in self._padded else call
 
 
 def _readers(function: relax.Function) -> dict[relax.Var, list[relax.Expr]]:
@@ -86,7 +142,7 @@ class _Replacer(PyExprMutator):
         for param in function.params:
             offer = self._replaced.get(param)
             if offer is not None:
-                new = relax.Var(str(param.name), relax.TensorType(offer.shape, param.ty.dtype))
+                new = relax.Var(str(param.name), relax.TensorType(offer.shape, offer.dtype))
                 self.set_var_remap(param, new)
             params.append(param if offer is None else new)
         body = self.visit_with_new_scope(function.body)
@@ -96,12 +152,11 @@ class _Replacer(PyExprMutator):
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         weight = old.args[1] if len(old.args) > 1 else None
-        call = self.visit_expr_post_order(old)
         if not isinstance(weight, relax.Var) or weight not in self._replaced:
-            return call
+            return self.visit_expr_post_order(old)
         offer = _first_offer(old, weight, self._choices)
         assert offer is not None
-        return offer.emit(self.builder_, call)
+        return offer.emit(self.builder_, old, [self.visit_expr(arg) for arg in old.args])
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from tvm.relax import transform
 from tvm.relax.analysis import free_vars, udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d")
+CONTRACTIONS = (*CONVOLUTIONS, "relax.matmul")  # that may have a weight
 _MAX_PASSES = 50  # rules that undo one another would never end
 
 
@@ -46,14 +48,13 @@ def rewrite(module: tvm.IRModule, rules: Sequence[Rule]) -> tvm.IRModule:
     applied: set[str] = set()
     for _ in range(_MAX_PASSES):
         before, applied = applied, set()
-        functions = {}
         for gvar, function in module.functions_items():
             if isinstance(function, relax.Function):
                 rewriter = Rewriter(module, function, by_operator)
-                function = rewriter.visit_expr(function)
+                rewritten = rewriter.visit_expr(function)
                 applied |= rewriter.applied
-            functions[gvar] = function
-        module = tvm.IRModule(functions, attrs=module.attrs)
+                made = dict(rewriter.builder_.get().functions_items())  # rules may add functions in TIR
+                module = tvm.IRModule({**made, gvar: rewritten}, attrs=module.attrs)
         # Aliases left by the mutator would make ConvertLayout return to NCHW at each of them.
         module = transform.DeadCodeElimination()(transform.CanonicalizeBindings()(module))
         if not applied:
@@ -157,10 +158,27 @@ def is_call(expr: relax.Expr | None, *operators: str) -> bool:
 
 
 def is_channels_last(convolution: relax.Call) -> bool:
-    """Whether a call of `nn.conv2d` has images in NHWC, before and after, and weights in HWIO."""
+    """Whether a convolution has images in NHWC (signals in NWC), before and after, and weights in HWIO (WIO)."""
     attrs = convolution.attrs
     out = str(attrs.out_layout) or str(attrs.data_layout)  # empty: as the data
-    return (str(attrs.data_layout), str(attrs.kernel_layout), out) == ("NHWC", "HWIO", "NHWC")
+    return (str(attrs.data_layout), str(attrs.kernel_layout), out) in (("NHWC", "HWIO", "NHWC"), ("NWC", "WIO", "NWC"))
+
+
+def alike(
+    call: relax.Call, data: relax.Expr, weight: relax.Expr, out_dtype: str, padding: Sequence[int] | None = None
+) -> relax.Call:
+    """The same product (`matmul`) or convolution (`nn.conv1d`, `nn.conv2d`) as a call, of other tensors; a convolution
+    with its own padding, unless another is given."""
+    attrs = call.attrs
+    if is_call(call, "relax.matmul"):
+        return relax.op.matmul(data, weight, out_dtype=out_dtype)
+    convolve = relax.op.nn.conv1d if is_call(call, "relax.nn.conv1d") else relax.op.nn.conv2d
+    return convolve(
+        data, weight, strides=[int(s) for s in attrs.strides], dilation=[int(d) for d in attrs.dilation],
+        padding=[int(p) for p in attrs.padding] if padding is None else list(padding), groups=int(attrs.groups),
+        data_layout=str(attrs.data_layout), kernel_layout=str(attrs.kernel_layout), out_layout=str(attrs.out_layout),
+        out_dtype=out_dtype,
+    )  # fmt: skip
 
 
 def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:

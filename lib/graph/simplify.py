@@ -5,7 +5,16 @@ from tvm import relax
 from tvm.relax import transform
 
 from lib.graph.rewrite import is_call, rewrite
-from lib.graph.rules import arithmetic, attention, constants, convolution, movement, normalization, pooling
+from lib.graph.rules import (
+    arithmetic,
+    attention,
+    constants,
+    convolution,
+    movement,
+    normalization,
+    pooling,
+    quantization,
+)
 
 RULES = [
     *constants.RULES,
@@ -16,11 +25,19 @@ RULES = [
     *convolution.RULES,
     *pooling.RULES,
 ]
+_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv1d": ["NWC", "WIO"]}
 
 
 def simplify(module: tvm.IRModule) -> tvm.IRModule:
     """A module that computes the same with fewer operators; weights must be constants of `main`."""
     return rewrite(module, RULES)
+
+
+def in_integers(module: tvm.IRModule) -> tvm.IRModule:
+    """What stands between `dequantize` and `quantize` in integers, where it can be; before `simplify`."""
+    if not _calls(module, "relax.dequantize"):
+        return module
+    return rewrite(rewrite(module, quantization.INTEGERS), quantization.PLAIN)
 
 
 def _calls(module: tvm.IRModule, operator: str) -> bool:
@@ -32,12 +49,13 @@ def _calls(module: tvm.IRModule, operator: str) -> bool:
 
 
 def channels_last(module: tvm.IRModule) -> tvm.IRModule:
-    """Convolutions in NHWC with HWIO weights; the transposed weights are folded.
+    """Convolutions in NHWC with HWIO weights, or NWC with WIO; the transposed weights are folded.
 
     Simplify before: TVM 0.27's ConvertLayout crashes on what an unfolded batch norm leaves (`var + eps`). It also fails
     on operators that have nothing to do with convolutions, so models without any are spared.
     """
-    if _calls(module, "relax.nn.conv2d"):
-        module = transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module)
+    wanted = {name: layouts for name, layouts in _LAYOUTS.items() if _calls(module, name)}
+    if wanted:
+        module = transform.ConvertLayout(wanted)(module)
     module = simplify(module)
     return simplify(attention.merge_projections(module))

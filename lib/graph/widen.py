@@ -5,15 +5,15 @@ since 16 does not divide them, and the kernel would run at half the speed. So th
 zeros, and the epilogue of the tile drops what they give (a function `cut`, which FuseOps fuses into the contraction).
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 from tvm import relax, te, tirx
-from tvm.relax import op
 
 from lib.graph import patterns
 from lib.graph.reweight import Choose, Replacement, shape_of
-from lib.graph.rewrite import dtype, is_call, is_channels_last
+from lib.graph.rewrite import CONTRACTIONS, alike, dtype, is_call, is_channels_last
 from lib.machine.registers import narrowed
 
 _FUNCTION = "cut"  # name of the functions that drop the channels, for people
@@ -27,7 +27,7 @@ def replacement(lanes: int) -> Choose:
 
 
 def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
-    if not is_call(call, "relax.nn.conv2d", "relax.matmul") or dtype(call) != "float32":
+    if not is_call(call, *CONTRACTIONS) or dtype(call) not in ("float32", "int32"):
         return None
     weight, out = shape_of(call.args[1]), shape_of(call)
     if not weight or not out or not _has_columns_last(call, weight):
@@ -44,6 +44,7 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
         value=partial(_padded, groups, wider - columns),
         shape=(*weight[:-1], groups * wider),
         emit=partial(_emit, columns),
+        dtype=dtype(call.args[1]),
     )
 
 
@@ -69,18 +70,15 @@ def _pays(columns: int, wider: int, lanes: int) -> bool:
     return columns / wider > narrowed(lanes, columns) / lanes
 
 
-def _emit(columns: int, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    attrs = call.attrs
-    if is_call(call, "relax.matmul"):
-        wide = op.matmul(*call.args, out_dtype=attrs.out_dtype)
-    else:
-        wide = op.nn.conv2d(
-            *call.args, strides=[int(s) for s in attrs.strides], padding=[int(p) for p in attrs.padding],
-            dilation=[int(d) for d in attrs.dilation], groups=int(attrs.groups), data_layout="NHWC",
-            kernel_layout="HWIO", out_dtype=dtype(call),
-        )  # fmt: skip
-    cut, marks = partial(_cut, _groups(call), columns), patterns.marks(patterns.ELEMENTWISE)
-    return builder.call_te(cut, builder.emit(wide), primfunc_name_hint=_FUNCTION, primfunc_attrs=marks)
+def _emit(columns: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
+    wide = alike(call, args[0], args[1], dtype(call))
+    return cut(builder, builder.emit(wide), columns, _groups(call))
+
+
+def cut(builder: relax.BlockBuilder, wide: relax.Expr, columns: int, groups: int = 1) -> relax.Expr:
+    """The first `columns` of each group of a product's or convolution's channels; part of its epilogue."""
+    drop, marks = partial(_cut, groups, columns), patterns.marks(patterns.ELEMENTWISE)
+    return builder.call_te(drop, wide, primfunc_name_hint=_FUNCTION, primfunc_attrs=marks)
 
 
 def _cut(groups: int, columns: int, wide: te.Tensor) -> te.Tensor:

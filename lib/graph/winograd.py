@@ -7,6 +7,7 @@ additions and memory traffic, those of the kernels are done once, at compile tim
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), sections 3 and 4.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -163,10 +164,10 @@ def _tile(call: relax.Call) -> int:
     return best_tile((out[1], out[2]), (kernel[2], kernel[3]), out[0])
 
 
-def _emit(tile: int, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _emit(tile: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
     top, left, bottom, right = (int(p) for p in call.attrs.padding)
     return builder.call_te(
-        convolution, call.args[0], call.args[1], tile, (top, left, bottom, right), primfunc_name_hint=FUNCTION,
+        convolution, *args, tile, (top, left, bottom, right), primfunc_name_hint=FUNCTION,
         primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from tvm.target import Target, codegen
 
+from lib.machine.dots import DOTS, Dot
+
 FLOAT_BITS = 32
 
 
@@ -13,6 +15,7 @@ class Registers:
 
     count: int
     lanes: int  # float32 elements in each
+    dots: tuple[Dot, ...] = ()  # instructions for narrower elements
 
 
 def registers(target: Target) -> Registers:
@@ -23,11 +26,12 @@ def registers(target: Target) -> Registers:
     """
     features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
     limit = int(codegen.llvm_get_vector_width(target)) // FLOAT_BITS
+    dots = tuple(dot for dot in DOTS if dot.features & features)
     if "avx512f" in features:
-        return Registers(32, min(16, limit))
+        return Registers(32, min(16, limit), dots if "avx512vl" in features else ())
     if "avx" in features:
-        return Registers(16, min(8, limit))
-    return Registers(32 if "neon" in features else 16, min(4, limit))
+        return Registers(16, min(8, limit), dots)
+    return Registers(32, min(4, limit), dots) if "neon" in features else Registers(16, min(4, limit))
 
 
 def narrowed(lanes: int, extent: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from lib.contracts import arrays
 from lib.measure.device_source import Device
 from lib.measure.protocol import Done, Infer, Inferred, OpenLibrary, PackWeights, TimeLibrary
 
@@ -23,15 +24,15 @@ class Libraries:
     def pack(self, request: PackWeights) -> Done:
         """See `PackWeights`."""
         machine = relax.VirtualMachine(self._device.load(request.library), self._device.device)
-        weights = [self._device.tensor(array) for array in np.load(request.weights).values()]
+        weights = [self._device.tensor(array) for array in arrays.values(request.weights)]
         np.savez(request.out, *flatten(machine["main_transform_params"](weights)))
         return Done()
 
     def open(self, request: OpenLibrary) -> Done:
         """See `OpenLibrary`."""
         machine = relax.VirtualMachine(self._device.load(request.library), self._device.device)
-        arrays = [*np.load(request.inputs).values(), *np.load(request.params).values()]
-        machine.set_input("main", *map(self._device.tensor, arrays))
+        given = [*arrays.values(request.inputs), *arrays.values(request.params)]
+        machine.set_input("main", *map(self._device.tensor, given))
         self._loaded[request.name] = machine
         return Done()
 

@@ -16,7 +16,7 @@ from lib.measure.process import Worker, WorkerGone
 from lib.measure.protocol import OnnxOpened, OpenOnnx
 from lib.measure.runner import ModelFailed
 
-_NAME = "onnx"
+_NAME, _AS_WRITTEN = "onnx", "as written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,15 @@ class OnnxPeer(WorkerSession):
         self.infer(_NAME, out)
         self._worker.pause()
         return list(np.load(out).values()), opened
+
+    def outputs_as_written(self, file: OnnxFile, inputs: Path, out: Path) -> list[np.ndarray]:
+        """The same without optimisations of its graph; while this runs, nothing else is to be timed."""
+        self._worker.resume()
+        request = OpenOnnx(_AS_WRITTEN, file.path.resolve(), inputs, file.target.threads, as_written=True)
+        self._ask("open_onnx", request)
+        self.infer(_AS_WRITTEN, out)
+        self._worker.pause()
+        return list(np.load(out).values())
 
     def latency_s(self, seconds: float) -> float:
         """See `ModelSession.time`; it stands still before and after."""

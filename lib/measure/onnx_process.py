@@ -26,7 +26,7 @@ class OnnxFiles:
     def open(self, request: OpenOnnx) -> OnnxOpened:
         """See `OpenOnnx`."""
         arrays = list(np.load(request.inputs).values())
-        self._loaded[request.name], by, is_timed = _load(request.file, arrays, request.threads)
+        self._loaded[request.name], by, is_timed = _load(request.file, arrays, request.threads, request.as_written)
         return OnnxOpened(by, is_timed)
 
     def infer(self, request: Infer) -> Inferred:
@@ -49,7 +49,7 @@ class OnnxFiles:
         return Inferred(median(latencies))
 
 
-def _load(file: Path, arrays: Sequence[np.ndarray], threads: int) -> tuple[Run, str, bool]:
+def _load(file: Path, arrays: Sequence[np.ndarray], threads: int, as_written: bool) -> tuple[Run, str, bool]:
     """What infers, its name with its version, and whether its latency says anything."""
     try:
         import onnxruntime
@@ -57,6 +57,8 @@ def _load(file: Path, arrays: Sequence[np.ndarray], threads: int) -> tuple[Run, 
         return _reference(file, arrays)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    if as_written:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     feed = dict(zip([value.name for value in session.get_inputs()], arrays, strict=True))
     return lambda: session.run(None, feed), f"ONNX Runtime {onnxruntime.__version__}", True

@@ -256,6 +256,7 @@ class OpenOnnx(Request[OnnxOpened]):
     file: Path
     inputs: Path
     threads: int
+    as_written: bool = False  # each operator by itself, as the file has it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 
 from lib.tir.numerics import random_values
@@ -13,7 +14,8 @@ from lib.tir.numerics import random_values
 Evaluate = Callable[[int, int], list[float]]  # from runs in a repeat, and repeats: the mean seconds of each repeat
 
 _LOOK_S = 0.002  # a candidate is not called slow on less than this
-_MEMORY = 24 << 20  # elements: 96 MiB, three times the last-level cache of most machines
+_MEMORY = 96 << 20  # bytes: three times the last-level cache of most machines
+COLD = ("float32", "bfloat16", "int8")  # element types of weights that can be read from memory
 _ALIGNED = 1024  # elements: where tensors begin in it
 
 
@@ -71,13 +73,19 @@ def on_rotating_arguments(kernel: tvm.runtime.Module, argument_lists: Sequence[S
 class ColdMemory:
     """More elements than caches hold, to be taken for weights: until all were read, none is read again."""
 
-    def __init__(self) -> None:
-        elements = random_values((_MEMORY + _ALIGNED,), "float32", 0, seed=0)
+    def __init__(self, dtype: str = "float32") -> None:
+        """Of elements of one type, see `COLD`."""
+        self._dtype = dtype
+        elements = random_values((_MEMORY // 4 + _ALIGNED,), "float32", 0, seed=0)
+        if dtype == "bfloat16":  # which DLPack in NumPy does not know; the upper half of a float is one
+            elements = np.tile(elements.view(np.uint16)[1::2], 2)
+        elif dtype == "int8":
+            elements = elements.view(np.int8)
         first = -elements.ctypes.data // elements.itemsize % _ALIGNED
-        self._elements = elements[first : first + _MEMORY]
+        self._elements = elements[first : first + _MEMORY // elements.itemsize]
 
     def copies(self, shapes: Sequence[tuple[int, ...]]) -> list[list[tvm.runtime.Tensor]]:
-        """Float32 tensors of these shapes, as often as there is room for all of them; none overlaps another."""
+        """Tensors of these shapes, as often as there is room for all of them; none overlaps another."""
         found: list[list[tvm.runtime.Tensor]] = []
         begin = 0
         while True:
@@ -86,6 +94,7 @@ class ColdMemory:
                 end = begin + math.prod(shape)
                 if end > len(self._elements):
                     return found
-                tensors.append(tvm.runtime.from_dlpack(self._elements[begin:end].reshape(shape)))
+                tensor = tvm.runtime.from_dlpack(self._elements[begin:end].reshape(shape))
+                tensors.append(tensor if self._dtype != "bfloat16" else tensor._create_view(shape, self._dtype))
                 begin = -(-end // _ALIGNED) * _ALIGNED
             found.append(tensors)

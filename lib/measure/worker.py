@@ -37,7 +37,7 @@ from lib.measure.protocol import (
     TimeLibrary,
 )
 from lib.measure.timing import ColdMemory
-from lib.tir import lowering, traces
+from lib.tir import analysis, lowering, traces
 from lib.tir.lowering import Lowering
 from lib.tir.numerics import largest_error, random_values
 from lib.tir.parameters import value_bounds, weight_positions
@@ -60,7 +60,7 @@ class Kernels:
         self._built: dict[str, tuple[tvm.runtime.Module, tuple[Param, ...]]] = {}
         self._arguments: dict[tuple[int, Param], tvm.runtime.Tensor] = {}  # of the workload, shared by candidates
         self._weights: list[int] = []  # positions among its parameters
-        self._memory: ColdMemory | None = None
+        self._memory: dict[str, ColdMemory] = {}  # by element type
 
     def define(self, request: Define) -> Done:
         """See `Define`. It is loaded by the first request that needs it, which fails if it does not load."""
@@ -158,17 +158,23 @@ class Kernels:
     ) -> list[list[tvm.runtime.Tensor]]:
         """The same arguments with the weights at other addresses in each list; no lists if there is no need, or no
         room for two."""
-        weights = [n for n in self._weights if params[n].dtype == "float32"]
-        shapes = [params[n].shape for n in weights]
-        if 4 * sum(map(math.prod, shapes)) < _COLD_FROM:
+        of_types = [[n for n in self._weights if params[n].dtype == dtype] for dtype in timing.COLD]
+        weights = max(of_types, key=lambda some: _bytes([params[n] for n in some]))
+        if _bytes([params[n] for n in weights]) < _COLD_FROM:
             return []
-        self._memory = self._memory or ColdMemory()
+        dtype = params[weights[0]].dtype
+        if dtype not in self._memory:
+            self._memory[dtype] = ColdMemory(dtype)  # which takes a third of a second
         lists = []
-        for copies in self._memory.copies(shapes):
+        for copies in self._memory[dtype].copies([params[n].shape for n in weights]):
             lists.append(arguments.copy())
             for n, tensor in zip(weights, copies, strict=True):
                 lists[-1][n] = tensor
         return lists if len(lists) > 1 else []
+
+
+def _bytes(params: Sequence[Param]) -> int:
+    return sum(math.prod(param.shape) * analysis.itemsize(param.dtype) for param in params)
 
 
 def parameters(program: tvm.IRModule, bounds: Mapping[int, int]) -> tuple[Param, ...]:

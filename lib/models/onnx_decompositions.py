@@ -12,23 +12,27 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from lib.models import onnx_recurrence, onnx_resize
+from lib.models import onnx_quantized, onnx_recurrence, onnx_resize
 from lib.models.onnx_graph import Graph, Nodes, attributes
 
 
 def decompose(proto: onnx.ModelProto) -> bool:
     """Replace such nodes, in place; returns whether there may be any."""
-    if not any(node.op_type in RULES for node in proto.graph.node):
+    if not any(map(_rule_of, proto.graph.node)):
         return False
     graph = Graph(proto)
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
-        rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        rule = _rule_of(node)
         nodes += (rule(node, graph) if rule else None) or [node]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     proto.graph.initializer.extend(graph.constants)
     return True
+
+
+def _rule_of(node: onnx.NodeProto) -> "Rule | None":
+    return _RULES_OF.get(node.domain, {}).get(node.op_type)
 
 
 def _sum(node: onnx.NodeProto, graph: Graph) -> Nodes:
@@ -311,4 +315,15 @@ RULES: dict[str, Rule] = {
     "LSTM": onnx_recurrence.lstm,
     "GRU": onnx_recurrence.gru,
     "RNN": onnx_recurrence.rnn,
+    "QLinearConv": onnx_quantized.qlinear_conv,
+    "QLinearMatMul": onnx_quantized.qlinear_matmul,
+    "ConvInteger": onnx_quantized.of_integers,
+    "MatMulInteger": onnx_quantized.of_integers,
 }
+_OF_ONNX_RUNTIME: dict[str, Rule] = {
+    "QGemm": onnx_quantized.q_gemm,
+    "QLinearAdd": onnx_quantized.qlinear_binary,
+    "QLinearMul": onnx_quantized.qlinear_binary,
+    "QLinearGlobalAveragePool": onnx_quantized.qlinear_global_average_pool,
+}
+_RULES_OF = {"": RULES, "ai.onnx": RULES, "com.microsoft": _OF_ONNX_RUNTIME}  # by domain

@@ -15,7 +15,7 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
-from lib.graph.simplify import channels_last, simplify
+from lib.graph.simplify import channels_last, in_integers, simplify
 from lib.models import onnx_decompositions, onnx_external, onnx_folding, onnx_functions
 from lib.models.onnx_graph import attributes
 
@@ -34,7 +34,7 @@ def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Mod
             operator that TVM does not import. The message says which.
     """
     module = _import(path, dict(shapes or {}))  # the file's own copy of the weights is gone with it
-    return lift_constants(channels_last(simplify(module)))
+    return lift_constants(channels_last(simplify(in_integers(module))))
 
 
 def _import(path: Path, shapes: dict[str, tuple[int, ...]]) -> tvm.IRModule:

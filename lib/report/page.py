@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from lib.report.nights import ModelRow, NightRows
 from lib.report.rows import RunRows, SubgraphRow
-from lib.report.text import counted, learned, milliseconds
+from lib.report.text import NARROW, counted, in_floats, learned, milliseconds
 from lib.report.treemap import Box, layout
 from lib.tir.numerics import VANISHING
 
@@ -36,9 +36,12 @@ os.environ["TVM_NUM_THREADS"] = str(manifest["threads"])  # before TVM is import
 import numpy as np, tvm
 
 machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / manifest["library"])), tvm.{device}())
-params = [tvm.runtime.tensor(array, tvm.{device}()) for array in np.load(folder / manifest["params"]).values()]
+weights = np.load(folder / manifest["params"]).values()
+params = [tvm.runtime.tensor({weight}, tvm.{device}()) for w in weights]
 {inputs}
 outputs = machine[manifest["entry"]]({names}, *params)"""
+
+_BF16 = 'w.view("bfloat16") if w.dtype == "V2" else w'  # NumPy's files know no bf16; with TVM comes its type
 
 
 def run_page(run: RunRows, folder: Path) -> str:
@@ -49,7 +52,11 @@ def run_page(run: RunRows, folder: Path) -> str:
     """
     from lib.report import drawings  # with Matplotlib, for which commands that draw nothing need not wait
 
-    peak = run.facts.get("peak_flops")
+    def peak_of(row: SubgraphRow) -> float | None:
+        kind = next((kind for kind in NARROW if row.operator.endswith(kind)), "")
+        found: float | None = run.facts.get(f"peak_flops{kind}")
+        return found
+
     curves = [
         Markup(drawings.curves_svg([drawings.Curve("", run.curve, run.tuned_s)], column, label))
         for column, label in _AXES
@@ -63,14 +70,17 @@ def run_page(run: RunRows, folder: Path) -> str:
         cost=_cost(run),
         learned=learned(run),
         precision=", ".join(run.dtypes) or "no floats",
+        in_floats=in_floats(run),
         map=treemap(run.subgraphs),
         ranked=_with_room(sorted(run.subgraphs, key=lambda row: -row.time_s)),
         total_s=sum(row.time_s for row in run.subgraphs),
-        peak=peak,
+        peak=run.facts.get("peak_flops"),
+        peaks_of_narrow=[(kind[1:], run.facts[name]) for kind in NARROW if run.facts.get(name := f"peak_flops{kind}")],
+        peak_of=peak_of,
         curves=curves,
         conditions=_conditions(run),
         code=code(run.facts, folder),
-        row_facts=lambda row: _row_facts(row, peak),
+        row_facts=lambda row: _row_facts(row, peak_of(row)),
     )
 
 
@@ -178,6 +188,8 @@ def verdict(run: RunRows) -> str:
         told.append(". The outputs vanish, so nothing could be compared")
     else:
         told.append(f". Largest error {run.facts['max_error']:.1e} of the largest output")
+        if run.facts.get("precision") == "bf16" or any(row.operator.endswith("_int8") for row in run.subgraphs):
+            told.append(f" ({run.facts['tolerance']:.2g} is allowed in this precision)")
     if onnx and onnx["failure"]:
         told.append(f"; not compared with the ONNX file: {onnx['failure']}")
     elif onnx and run.is_compared_with_file:
@@ -265,7 +277,10 @@ def code(facts: Mapping[str, Any], folder: Path) -> str:
         values = f"np.random.rand{shape}" if is_float else f"np.random.randint({most}, size={shape})"
         lines.append(f"x{n} = {values}.astype({dtype!r})" if shape else f"x{n} = np.array(1, {dtype!r})")
         names.append(f"tvm.runtime.tensor(x{n}, tvm.{device}())")
-    return _CODE.format(folder=str(folder), device=device, inputs="\n".join(lines), names=", ".join(names))
+    weight = _BF16 if facts.get("precision") == "bf16" else "w"
+    return _CODE.format(
+        folder=str(folder), device=device, weight=weight, inputs="\n".join(lines), names=", ".join(names)
+    )
 
 
 def link(subgraph_id: str) -> str:

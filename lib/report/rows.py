@@ -23,7 +23,7 @@ from lib.contracts.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, PLAN, RESU
 from lib.contracts.statuses import Status
 from lib.report import accounting
 from lib.report.accounting import Record
-from lib.tir import traces
+from lib.tir import analysis, traces
 from lib.tir.outline import outline
 from lib.tuning import history
 from lib.tuning.history import FORETOLD, History, SubgraphHistory, TimedCandidate
@@ -299,12 +299,7 @@ def _bytes(param: Any) -> int:
     shape = getattr(param.ty, "shape", None)
     if shape is None or not all(hasattr(extent, "value") for extent in shape):
         return 0
-    return int(np.prod([int(extent) for extent in shape], dtype=np.int64)) * _itemsize(str(param.ty.dtype))
-
-
-def _itemsize(dtype: str) -> int:
-    digits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz").split("_")[0]  # float32, bool, bfloat16
-    return max(1, int(digits or 8) // 8)
+    return int(np.prod([int(extent) for extent in shape], dtype=np.int64)) * analysis.itemsize(param.ty.dtype)
 
 
 def _dtypes(main: Any) -> set[str]:

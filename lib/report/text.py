@@ -108,8 +108,32 @@ def model_lines(run: RunRows) -> str:
     elif not run.is_compared_with_file:
         lines.append(f"largest difference of the outputs {facts['max_error']:.1e} of their largest value")
     lines += _onnx_lines(run)
+    if told := in_floats(run):
+        lines.append(told)
     lines.append(f"failed candidates: {counted({failure.status: failure.count for failure in run.failures})}")
     return "\n".join(lines)
+
+
+NARROW = ("_bf16", "_int8")  # how operators end whose elements are
+_WHY_WIDE = {"batch_matmul": "columns that fill no vectors", "group_conv2d": "a convolution in groups",
+             "depthwise_conv2d": "a depthwise convolution"}  # fmt: skip
+_NOT_QUANTIZED = "not quantised in the file, or not as instructions take it"
+
+
+def in_floats(run: RunRows) -> str:
+    """Which contractions stayed in float32 where others are in bf16 or of bytes, and why; empty if there are none."""
+    if not any(row.operator.endswith(NARROW) for row in run.subgraphs):
+        return ""
+    found: Counter[str] = Counter()
+    is_quantized = any(row.operator.endswith(NARROW[1]) for row in run.subgraphs)
+    for row in run.subgraphs:
+        is_contraction = "conv" in row.operator or "matmul" in row.operator
+        if is_contraction and not row.operator.endswith(NARROW):
+            why = (
+                _NOT_QUANTIZED if is_quantized else _WHY_WIDE.get(row.operator, "not a form that bf16 has a kernel for")
+            )
+            found[f"{row.operator}: {why}"] += row.calls
+    return "in float32 stayed " + "; ".join(f"{n} of {told}" for told, n in found.items()) if found else ""
 
 
 def _onnx_lines(run: RunRows) -> list[str]:

@@ -22,7 +22,7 @@ from lib.contracts import digests
 from lib.machine.registers import Registers, registers
 from lib.search.spaces.roles import Roles, contraction_roles, window_roles
 from lib.search.spaces.tiling import cycles
-from lib.tir import analysis
+from lib.tir import analysis, dot, parallel
 
 Instruction = Sequence[Any]  # of a trace as JSON: kind, inputs, attributes, outputs
 Decision = int | tuple[int, ...]  # which of several values; or the factors of a loop
@@ -30,7 +30,8 @@ Decision = int | tuple[int, ...]  # which of several values; or the factors of a
 Decide = Callable[[int, Instruction, int], Decision]
 
 _SLOTS = 6  # sampled values that are features themselves, in the order of the trace
-_BYTES = 4  # of an element: spaces are for float32
+_MARKS = {"Parallel": "parallel", "Vectorize": "vectorize", "Unroll": "unroll", dot.MARK: "vectorize",
+          parallel.MARK: "parallel"}  # fmt: skip
 _COUNTED = ("ComputeInline", "ComputeAt", "ReverseComputeAt", "CacheWrite", "RFactor", "Parallel", "Split", "Annotate")
 
 CONTEXT = (
@@ -57,6 +58,21 @@ class Workload:
     context: np.ndarray  # one value for each of CONTEXT
     machine: Registers
     threads: int
+    sizes: "Sizes"  # of the main block's elements
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of an element."""
+
+    data: int = 4
+    weights: int = 4
+    results: int = 4
+
+    @property
+    def packing(self) -> int:
+        """Elements in the place of a float32, multiplied by one instruction."""
+        return 4 // self.weights
 
 
 def describe(module: tvm.IRModule, target: Target) -> Workload:
@@ -66,21 +82,30 @@ def describe(module: tvm.IRModule, target: Target) -> Workload:
     main, roles = _main(blocks)
     machine = registers(target) if target.kind.name == "llvm" else Registers(0, 0)
     threads = int(target.attrs.get("num-cores", 1))
-    params = [param.ty.shape for param in module["main"].params if hasattr(param.ty, "shape")]
-    sizes = [math.prod(int(extent) for extent in shape) for shape in params]
+    params = [param.ty for param in module["main"].params if hasattr(param.ty, "shape")]
+    sizes = [analysis.itemsize(of.dtype) * math.prod(int(extent) for extent in of.shape) for of in params]
+    of_elements = _sizes(next((block for block in blocks if str(block.name_hint) == main), None))
     operations = sum(
         (2 if block.init is not None else 1) * math.prod(extents[str(block.name_hint)]) for block in blocks
     )
     values = dict.fromkeys(CONTEXT, math.nan) | {
-        "operations": _log(operations), "operations a byte": _log(operations / (_BYTES * max(1, sum(sizes)))),
-        "result bytes": _log(_BYTES * sizes[-1]) if sizes else math.nan, "blocks": len(blocks),
-        "parameters": len(sizes), "lanes of the machine": machine.lanes, "threads": threads,
+        "operations": _log(operations), "operations a byte": _log(operations / max(1, sum(sizes))),
+        "result bytes": _log(sizes[-1]) if sizes else math.nan, "blocks": len(blocks),
+        "parameters": len(sizes), "lanes of the machine": machine.lanes * of_elements.packing, "threads": threads,
     }  # fmt: skip
     if main and roles:
         names = list(extents)
-        values |= _shape(extents[main], roles) | {"blocks after": len(names) - 1 - names.index(main)}
+        values |= _shape(extents[main], roles, of_elements) | {"blocks after": len(names) - 1 - names.index(main)}
     context = np.array([values[name] for name in CONTEXT], np.float32)
-    return Workload(extents, main, roles, context, machine, threads)
+    return Workload(extents, main, roles, context, machine, threads, of_elements)
+
+
+def _sizes(main: SBlock | None) -> Sizes:
+    operands = analysis.weight_and_data(main) if main is not None else None
+    if main is None or operands is None:
+        return Sizes()
+    (weights, data), results = operands, analysis.stored(main).buffer.dtype
+    return Sizes(*map(analysis.itemsize, (data.source.dtype, weights.source.dtype, results)))
 
 
 def _main(blocks: Sequence[SBlock]) -> tuple[str, Roles | None]:
@@ -93,15 +118,15 @@ def _main(blocks: Sequence[SBlock]) -> tuple[str, Roles | None]:
     return "", None
 
 
-def _shape(extents: Sequence[int], roles: Roles) -> dict[str, float]:
+def _shape(extents: Sequence[int], roles: Roles, sizes: Sizes) -> dict[str, float]:
     rows, columns = [extents[n] for n in roles.rows], extents[roles.columns]
     *window, channels = [extents[n] for n in roles.reduction]
     batch = math.prod(extents[n] for n in roles.batch)
     return {
         "rows": _log(math.prod(rows)), "last row": _log(rows[-1]), "columns": _log(columns),
         "channels": _log(channels), "window": _log(math.prod(window)), "batch": _log(batch),
-        "groups": _log(roles.groups), "data bytes": _log(_BYTES * batch * math.prod(rows) * channels),
-        "weight bytes": _log(_BYTES * batch * channels * math.prod(window) * columns),
+        "groups": _log(roles.groups), "data bytes": _log(sizes.data * batch * math.prod(rows) * channels),
+        "weight bytes": _log(sizes.weights * batch * channels * math.prod(window) * columns),
     }  # fmt: skip
 
 
@@ -156,10 +181,10 @@ class Walk:
             self._fuse(inputs, outputs[0])
         elif kind == "Reorder":
             self._reorder([name for name in inputs if name in self.order])
-        elif kind in ("Parallel", "Vectorize", "Unroll") and inputs[0] in self.loops:
+        elif inputs and inputs[0] in self.loops and (made := _MARKS.get(attrs[0] if kind == "Annotate" else kind)):
             loop = self.loops[inputs[0]]
-            self.tasks += [loop.extent] if kind == "Parallel" else []
-            _mark(loop, kind.lower())
+            self.tasks += [loop.extent] if made == "parallel" else []
+            _mark(loop, made)
 
     def _decided(self, n: int, instruction: Instruction, extent: int) -> Decision:
         decision = self.decide(n, instruction, extent)
@@ -270,8 +295,9 @@ def _of_nest(workload: Workload, roles: Roles, nest: Sequence[_Loop]) -> dict[st
     longer = [loop for loop in nest if loop.kind == "serial" and loop.extent > 1 and loop.axis not in roles.reduction]
     rows_of_task, columns_of_task = turns * r, turns_of_columns * v * lanes
     reduced, channels = math.prod(extents[n] for n in roles.reduction), extents[roles.reduction[-1]]
-    data, weights = _BYTES * rows_of_task * channels, _BYTES * reduced * columns_of_task
-    results = _BYTES * rows_of_task * columns_of_task
+    sizes = workload.sizes
+    data, weights = sizes.data * rows_of_task * channels, sizes.weights * reduced * columns_of_task
+    results = sizes.results * rows_of_task * columns_of_task
     width = lanes / max(1, workload.machine.lanes)
     efficiency = r * v * width / 2 / cycles(r, v, width)
     row_waste = product("parallel", roles.rows) * rows_of_task / math.prod(extents[n] for n in roles.rows)
@@ -283,7 +309,7 @@ def _of_nest(workload: Workload, roles: Roles, nest: Sequence[_Loop]) -> dict[st
         "rows of a task": _log(rows_of_task), "columns of a task": _log(columns_of_task),
         "tiles of a task": _log(turns * turns_of_columns),
         "rows are inner": float(longer[-1].axis in roles.rows) if longer else math.nan,
-        "panel bytes": _log(_BYTES * reduced * v * lanes), "task weight bytes": _log(weights),
+        "panel bytes": _log(sizes.weights * reduced * v * lanes), "task weight bytes": _log(weights),
         "task data bytes": _log(data), "task result bytes": _log(results), "task bytes": _log(data + weights + results),
         "reuse of weights": _log(turns), "reuse of data": _log(turns_of_columns),
         "row waste": row_waste, "column waste": column_waste,

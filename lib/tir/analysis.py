@@ -106,7 +106,12 @@ def summand(block: SBlock) -> Any:
 
 def factors(block: SBlock) -> tuple[Any, Any] | None:
     """The two loads of a sum of products; None if the block does something else."""
-    if block.init is None or not isinstance(stored(block).value, tirx.Add):
+    return None if block.init is None else added_factors(block)
+
+
+def added_factors(block: SBlock) -> tuple[Any, Any] | None:
+    """The same of a block that adds to sums which another one has set to zero."""
+    if not isinstance(stored(block).value, tirx.Add):
         return None
     term = summand(block)
     if not isinstance(term, tirx.Mul):
@@ -115,6 +120,29 @@ def factors(block: SBlock) -> tuple[Any, Any] | None:
     if not all(isinstance(x, tvm.ir.TensorLoad) for x in (a, b)) or a.source.same_as(b.source):
         return None
     return a, b
+
+
+def weight_and_data(block: SBlock) -> tuple[Any, Any] | None:
+    """The factors of a sum of products, that one first whose columns are the result's, if one is; None as there."""
+    product = factors(block)
+    if product is None or column(product[0]).same_as(stored(block).indices[-1]):
+        return product
+    return product[1], product[0]
+
+
+def column(load: Any) -> Any:
+    """The index of a load along the columns of a weight: the last one, or, of packed weights, the last but one."""
+    return load.indices[-2 if is_packed(load) else -1]
+
+
+def is_packed(load: Any) -> bool:
+    """Whether several neighbours along the reduction lie beside each other for each column (`lib.graph.packing`)."""
+    return len(load.indices) > 1 and isinstance(load.indices[-1], tirx.FloorMod)
+
+
+def itemsize(dtype: object) -> int:
+    """Bytes of an element of a type."""
+    return max(1, tvm.DataType(str(dtype)).bits // 8)
 
 
 def without_casts(expr: Any) -> Any:

@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib.tir import analysis, prefetch, remainder
+from lib.tir import analysis, cpu_check, dot, parallel, prefetch, remainder, rounding
 
 # Raise it with every change to what this module, `prefetch` or `remainder` makes of a program: latencies of before are
 # then told apart from those of after.
@@ -61,19 +61,27 @@ def build(module: tvm.IRModule, target: Target, lowering: Lowering | None = None
 
 
 @cache
-def pipeline(lowering: Lowering) -> str:
-    """The name under which TVM knows the passes of a lowering; registers them."""
-    name = f"family_tuner {lowering.text}"
-    tvm.tirx.register_tir_pipeline(name, lambda: _passes(lowering))
+def pipeline(lowering: Lowering, *, is_delivered: bool = False) -> str:
+    """The name under which TVM knows the passes of a lowering; registers them.
+
+    Args:
+        is_delivered: Kernels are to say what a CPU lacks: see `lib.tir.cpu_check`.
+    """
+    name = f"family_tuner {lowering.text}{' delivered' * is_delivered}"
+    tvm.tirx.register_tir_pipeline(name, lambda: _passes(lowering, is_delivered))
     return name
 
 
-def _passes(lowering: Lowering) -> tuple[tvm.transform.Pass, Any, Any]:
+def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass, Any, Any]:
     lower, *finalize = tvm.tirx.get_tir_pipeline("default")
     # Peeling copies the K loop into a full tile and one at the border with one loop variable, by which prefetches are
     # inserted: after it, a border of a single row, which needs none, would take those of the full tiles away.
-    before = [prefetch.insert] * lowering.prefetch + [remainder.peel] * lowering.peel
-    after = [_on_stack] * lowering.stack
+    before = (
+        [prefetch.insert] * lowering.prefetch
+        + [remainder.peel] * lowering.peel
+        + [parallel.mark_to_kind, dot.insert, rounding.insert]
+    )
+    after = [_on_stack] * lowering.stack + [cpu_check.insert] * is_delivered
     return tvm.transform.Sequential([*map(_rewrite, before), lower, *map(_rewrite, after)]), *finalize
 
 

@@ -7,6 +7,8 @@ import numpy as np
 
 _SPREAD = np.float32(0.2)  # standard deviation; of a sum of 768 products of two such values it is 1.1
 _SMALL = 4  # exclusive bound of positive integers of which nothing is known
+_BF16_ULP = 2.0**-7  # of a number's magnitude, at most: the distance of neighbouring bf16
+_ROUNDED_OTHERWISE = 1e-3  # share of bytes that may be their neighbours
 _MASKED = 4  # one element in so many is masked
 VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, which processors may flush to zero
 
@@ -14,9 +16,9 @@ VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, wh
 def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> np.ndarray:
     """Seeded values: small normal ones for floats, a mask for booleans, and for integers by their bound.
 
-    Integers are uniform in [0, bound); a bound of 2 makes a mask; without a bound (0) they are small and positive,
-    since programs divide by them. Of a mask at least half are ones, in each row and on the whole: where all is masked,
-    attention no longer depends on queries and keys.
+    Integers are uniform in [0, bound); a bound of 2 makes a mask; without a bound (0) bytes have all their values, as
+    quantised ones do, and wider integers are small and positive, since programs divide by them. Of a mask at least half
+    are ones, in each row and on the whole: where all is masked, attention no longer depends on queries and keys.
 
     TVM's own random fill writes float bits into integers; a gather with such an index reads out of bounds. And
     values decide the speed of some functions: sums over a few hundred products must stay near 1, as they do in
@@ -27,6 +29,8 @@ def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> 
         return (_SPREAD * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
     if dtype == "bool" or bound == 2:
         return _mask(shape, rng).astype(dtype)
+    if dtype in ("int8", "uint8") and not bound:
+        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
     return rng.integers(*((0, bound) if bound else (1, _SMALL)), shape).astype(dtype)
 
 
@@ -68,6 +72,9 @@ def largest_error(
 ) -> float:
     """The largest `relative_error` among the results of a program, against those of a reference on equal inputs.
 
+    Sums in another order may be rounded to the next number of a narrow type. So neighbouring bf16 count as equal, and
+    so do neighbouring bytes, if they are no more than one in a thousand.
+
     A subgraph may begin with the root or the logarithm of what others make positive. If a result has nothing finite to
     compare, both run again on the magnitudes of the inputs.
 
@@ -77,4 +84,17 @@ def largest_error(
     expected, found = run(inputs)
     if any(result.size and not np.isfinite(result.astype(np.float64)).any() for result in expected):
         expected, found = run([np.abs(array) for array in inputs])
-    return max(relative_error(new, old) for new, old in zip(found, expected, strict=True))
+    return max(_error(new, old) for new, old in zip(found, expected, strict=True))
+
+
+def _error(found: np.ndarray, expected: np.ndarray) -> float:
+    kind = str(expected.dtype)
+    if kind == "bfloat16" and math.isfinite(relative_error(found, expected)):
+        a, b = found.astype(np.float64), expected.astype(np.float64)
+        are_neighbours = np.abs(a - b) <= _BF16_ULP * np.maximum(np.abs(a), np.abs(b))
+        return relative_error(np.where(are_neighbours, b, a), b)
+    if kind in ("int8", "uint8"):
+        are_neighbours = np.abs(found.astype(np.int16) - expected) == 1
+        if np.mean(are_neighbours) <= _ROUNDED_OTHERWISE:
+            return relative_error(np.where(are_neighbours, expected, found), expected)
+    return relative_error(found, expected)

@@ -15,7 +15,7 @@ The core operator of computations that can be written in several ways:
 | grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
 | 3x3 convolution as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
 | transposed convolution | `transposed_conv2d`: TVM flips the kernel and convolves the spread-out input |
-| attention in one function | `batch_matmul`, whatever lies between the two products |
+| attention in one function (`lib.tir.attention`) | `attention`, whatever lies between the two products |
 | softmax, log softmax | `softmax`; without the subtraction of the maximum: `reduce` |
 | layer norm, RMS norm | `layer_norm` (two sums), `rms_norm` (one sum, of squares) |
 | group norm, instance norm | `group_norm` (both moments in one pass) |
@@ -51,7 +51,12 @@ _ARITHMETIC = {
     tirx.Min: "min",
     tirx.Select: "select",
 }
-WINOGRAD = "winograd_conv2d"
+WINOGRAD, ATTENTION = "winograd_conv2d", "attention"
+_NARROW = {
+    "bfloat16": "bf16",
+    "uint8": "int8",
+    "int8": "int8",
+}  # element types whose contractions are operators of their own: programs differ
 # `place` writes a part of a concatenation to where it belongs; `dilate` puts zeros between elements.
 MOVEMENTS = ("concat", "place", "slice", "transpose", "reshape", "reverse", "broadcast", "pad", "dilate")
 
@@ -73,6 +78,8 @@ def core_operator(names: Sequence[str]) -> str:
         `data_movement` or `elementwise`, the first that fits.
     """
     contractions = [name for name in names if "conv" in name or "matmul" in name]
+    if _is_attention(names):
+        return ATTENTION + contractions[0].removeprefix("batch_").removeprefix("matmul")
     if contractions and "transform" in names:
         return WINOGRAD
     if contractions:
@@ -83,6 +90,12 @@ def core_operator(names: Sequence[str]) -> str:
     return _of_reductions(names) or (
         "gather" if "gather" in names else "data_movement" if set(names) <= set(MOVEMENTS) else "elementwise"
     )
+
+
+def _is_attention(names: Sequence[str]) -> bool:
+    """Whether they are a product, exponentials, and another product, in this order."""
+    products = [n for n, name in enumerate(names) if "matmul" in name]
+    return len(products) == 2 and "exp" in names[products[0] : products[1]]
 
 
 def operator(block: SBlock) -> str:
@@ -119,7 +132,11 @@ def _reduction(block: SBlock) -> str:
     extents = analysis.extents(block)
     loads = analysis.loaded(store)
     slides = any(
-        extents[var] != 1 for load in loads for var in analysis.variables(_windows(load, axes)) & axes[analysis.SPATIAL]
+        extents[var] != 1
+        for load in loads
+        for index in _windows(load, axes)
+        for var in analysis.variables([index]) & axes[analysis.SPATIAL]
+        if not _is_apart(index, var, extents)
     )
     if isinstance(store.value, tirx.Max):
         return "max_pool" if slides else "reduce_max"
@@ -129,7 +146,8 @@ def _reduction(block: SBlock) -> str:
         return "reduce_prod" if isinstance(store.value, tirx.Mul) else "reduce"
     product = analysis.factors(block)
     if product is not None:
-        return _contraction(*product, axes, extents)
+        narrow = str(product[0].source.dtype)
+        return _contraction(*product, axes, extents) + ("" if narrow not in _NARROW else f"_{_NARROW[narrow]}")
     if _is_transform(analysis.summand(block)):
         return "transform"
     if slides:
@@ -152,6 +170,14 @@ def _windows(load: Any, axes: dict[int, set[Any]]) -> list[Any]:
         for i in load.indices
         if analysis.variables([i]) & axes[analysis.SPATIAL] and analysis.variables([i]) & axes[analysis.REDUCTION]
     ]
+
+
+def _is_apart(index: Any, var: Any, extents: dict[Any, int]) -> bool:
+    """Whether the steps of an index with all other variables go over all that it reaches with one: no window slides
+    then, as in a reduction of each lane of the vectors in a row."""
+    others = [each for each in analysis.variables([index]) if not each.same_as(var)]
+    steps = [analysis.stride([index], [1], each) for each in others]
+    return min(steps, default=0) >= extents[var] * analysis.stride([index], [1], var) > 0
 
 
 def _contraction(data: Any, weight: Any, axes: dict[int, set[Any]], extents: dict[Any, int]) -> str:

@@ -20,12 +20,13 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlockRealize
 
-from lib.tir import analysis
+from lib.machine.dots import named
+from lib.tir import analysis, dot
 
 MARK = "prefetch_weights"  # annotation of the innermost K loop, the one around a register tile
 
-_LINE = 16  # float32 elements in a cache line
-_AHEAD = 1 << 13  # elements, where nothing is read twice: farther than memory latency, and it still fits L2
+_LINE = 64  # bytes of a cache line
+_AHEAD = 1 << 15  # bytes, where nothing is read twice: farther than memory latency, and it still fits L2
 _READ, _INTO_L2, _DATA = 0, 2, 1  # arguments of `llvm.prefetch`
 
 
@@ -66,12 +67,14 @@ def _prefetches(nest: Sequence[tirx.For], params: Sequence[Any]) -> list[tirx.St
     n_passes = math.prod(int(loop.extent) for loop in panel.passes)
     if n_passes > panel.step:
         return []
-    ahead = panel.size if n_passes > 1 else min(panel.size, _AHEAD)
+    element = analysis.itemsize(panel.weights.dtype)
+    ahead = panel.size if n_passes > 1 else min(panel.size, _AHEAD // element)
     share = -(-panel.step // n_passes)  # of a step, in elements
     begin = _flat(panel.passes) * panel.size // n_passes + _flat(panel.steps) * share
     *outer, last = panel.start
     return [
-        tirx.Evaluate(_prefetch(panel.weights, [*outer, last + (ahead + begin + n)])) for n in range(0, share, _LINE)
+        tirx.Evaluate(_prefetch(panel.weights, [*outer, last + (ahead + begin + n)]))
+        for n in range(0, share, _LINE // element)
     ]
 
 
@@ -91,7 +94,7 @@ def _flat(loops: Sequence[tirx.For]) -> Any:
 def _panel(nest: Sequence[tirx.For], params: Sequence[Any]) -> Panel | None:
     """The panel of packed weights that the innermost loop of a nest reads from; None if it reads none."""
     inner = analysis.walk(nest[-1].body, tirx.For)
-    lanes = [loop for loop in inner if loop.kind == tirx.ForKind.VECTORIZED]
+    lanes = [loop for loop in inner if loop.kind == tirx.ForKind.VECTORIZED or dot.MARK in loop.annotations]
     realizations = analysis.walk(nest[-1].body, SBlockRealize)
     if len(realizations) != 1 or len(lanes) != 1:
         return None
@@ -103,9 +106,16 @@ def _panel(nest: Sequence[tirx.For], params: Sequence[Any]) -> Panel | None:
             continue
         indices = [analysis.replaced(index, bound) for index in load.indices]
         strides = {loop: analysis.stride(indices, load.source.ty.shape, loop.loop_var) for loop in (*nest, *inner)}
-        if strides[lanes[0]] == 1:  # else it is the data, an element of which is broadcast to all lanes
+        if strides[lanes[0]] == _products(
+            lanes[0]
+        ):  # else it is the data, an element of which is broadcast to all lanes
             return _panel_of(load.source, indices, nest, inner, reduced, strides)
     return None
+
+
+def _products(lanes: tirx.For) -> int:
+    """How many products an iteration of a loop over lanes adds: neighbouring elements of the weights."""
+    return named(str(lanes.annotations[dot.MARK])).depth if dot.MARK in lanes.annotations else 1
 
 
 def _panel_of(

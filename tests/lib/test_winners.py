@@ -38,7 +38,7 @@ class FakePool:
 
 
 def past(untuned_s=None, names=("a", "b"), **changes):
-    fastest = [TimedCandidate(0.1 * (n + 1), name, f'"{name}"') for n, name in enumerate(names)]
+    fastest = [TimedCandidate(0.1 * (1 + 0.05 * n), name, f'"{name}"') for n, name in enumerate(names)]
     return History(subgraphs={"s": SubgraphHistory(fastest=fastest, untuned_s=untuned_s, **changes)})
 
 
@@ -67,38 +67,48 @@ def test_the_untuned_program_is_timed_again_if_it_was_not_far_behind(untuned_s, 
     assert choice.untuned_s == (1.0 if baseline else untuned_s)
 
 
-@pytest.mark.parametrize(("names", "is_light"), [(("a",), False), (("a", "b"), True)])
-def test_what_makes_no_difference_is_not_timed_again_but_checked(names, is_light):
+@pytest.mark.parametrize(("names", "share"), [(("a",), 1.0), (("a", "b"), 0.01)])
+def test_what_makes_no_difference_is_not_timed_again_but_checked(names, share):
     pool = FakePool([], [None, 1e-7][-len(names) :])
 
-    choice = winners.choose(SUBGRAPH, past(2.0, names), QUICK, pool, is_light=is_light)
+    choice = winners.choose(SUBGRAPH, past(2.0, names), QUICK, pool, share=share)
 
     assert pool.baselines == pool.errors == []
     assert (choice.candidate_id, choice.untuned_s) == (names[-1], 2.0)
-    assert choice.tuned_s == pytest.approx(0.1 * len(names))
+    assert choice.tuned_s == pytest.approx(0.1 if len(names) == 1 else 0.105)
+
+
+def test_candidates_that_were_clearly_slower_while_tuning_are_not_timed_again():
+    fastest = [TimedCandidate(latency_s, str(latency_s), f'"{latency_s}"') for latency_s in (0.1, 0.105, 0.12)]
+    so_far = History(subgraphs={"s": SubgraphHistory(fastest=fastest, untuned_s=9.0)})
+
+    choice = winners.choose(SUBGRAPH, so_far, CompileConfig(finalists=4), FakePool([0.3, 0.2], [1e-7]))
+
+    assert (choice.candidate_id, choice.tuned_s) == ("0.105", 0.2)
 
 
 def test_a_light_subgraph_is_timed_again_where_the_untuned_program_may_be_faster():
-    pool = FakePool([0.2, 0.3])
+    pool = FakePool([0.2])
 
-    winners.choose(SUBGRAPH, past(0.2), QUICK, pool, is_light=True)
+    winners.choose(SUBGRAPH, past(0.2), QUICK, pool, share=0.001)
 
     assert pool.baselines == [EMPTY_TRACE]
 
 
-def test_light_is_a_subgraph_of_hardly_any_of_the_models_time():
-    fastest = {"s": 1.0, "small": 0.004, "large": 0.01}
+def test_a_finalist_is_timed_again_for_each_hundredth_of_an_inference_that_its_subgraph_takes():
+    fastest = {"s": 1.0, "small": 0.014, "large": 0.03}
     so_far = History()
     for key, latency_s in fastest.items():
-        both = [TimedCandidate(latency_s * n, f"{key}{n}", f'"{n}"') for n in (1, 2)]
-        so_far.subgraphs[key] = SubgraphHistory(fastest=both, untuned_s=99.0, best_after=[latency_s])
+        several = [TimedCandidate(latency_s * (1 + n / 100), f"{key}{n}", f'"{n}"') for n in range(5)]
+        so_far.subgraphs[key] = SubgraphHistory(fastest=several, untuned_s=99.0, best_after=[latency_s])
     subgraphs = [{**SUBGRAPH, "subgraph_id": key} for key in fastest]
-    pool = FakePool([0.2, 0.3], [1e-7] * 3)
+    pool = FakePool([], [1e-7] * 3)
     pool.width = 1
+    pool.compare = lambda _workload, traces, _repeats, *, baseline: ([[1.0 / len(traces)] for _ in traces], [])
 
-    choices = winners.choose_all(subgraphs, so_far, QUICK, pool, lambda _text: None)
+    choices = winners.choose_all(subgraphs, so_far, CompileConfig(finalists=4), pool, lambda _text: None)
 
-    assert [choice.tuned_s for choice in choices] == [0.2, 0.004, 0.2]
+    assert [choice.tuned_s for choice in choices] == [1 / 4, 0.014, 1 / 3]
 
 
 def test_the_untuned_schedule_is_no_finalist_and_without_others_it_is_shipped():
@@ -138,6 +148,18 @@ def test_what_was_chosen_of_others_is_measured_anew(tmp_path, found, config, con
 
     assert len(pool.baselines) == 1
     assert choice.tuned_s == 0.3
+
+
+def test_what_was_chosen_of_a_light_subgraph_is_chosen_again_where_it_is_heavy_and_kept_for_both(tmp_path):
+    pool = FakePool([0.4, 0.3], [1e-7, 1e-7])
+
+    light = winners.choose(SUBGRAPH, past(2.0), QUICK, pool, tmp_path, share=0.001)
+    heavy = winners.choose(SUBGRAPH, past(2.0), QUICK, pool, tmp_path, share=0.5)
+    light_again = winners.choose(SUBGRAPH, past(2.0), QUICK, pool, tmp_path, share=0.001)
+
+    assert (light.tuned_s, heavy.tuned_s) == (0.1, 0.3)
+    assert light_again == heavy
+    assert pool.errors == []
 
 
 def test_a_choice_that_is_damaged_is_made_again(tmp_path):

@@ -10,6 +10,7 @@ from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, RESULTS, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.report import rows, text
 from lib.report.accounting import Record
+from lib.tir import analysis
 from lib.tuning import history
 from stages import compile, report
 from tests.stages.conftest import PROVENANCE
@@ -93,7 +94,7 @@ def test_rows_count_the_bytes_of_inputs_weights_and_results(started, found):
     ("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("int8", 1), ("bool", 1), ("float8_e4m3fn", 1), ("int64", 8)]
 )
 def test_the_size_of_an_element_is_told_by_its_kind(dtype, size):
-    assert rows._itemsize(dtype) == size
+    assert analysis.itemsize(dtype) == size
 
 
 def test_what_was_recalled_is_of_the_memory(started, tmp_path):

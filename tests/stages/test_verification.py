@@ -1,5 +1,8 @@
 """Whether the check of whole models sees what it should: wrong queries or keys, before scores are masked."""
 
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -8,12 +11,13 @@ import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
-from lib import deploy
+from lib import building_process, deploy
 from lib.contracts.errors import VerificationError
 from lib.contracts.files import ModelFiles
-from lib.graph import concatenation, fusion
+from lib.graph import concatenation, fusion, precision
 from lib.graph.algorithms import AlgorithmConfig
 from lib.measure.onnx_peer import OnnxFile
+from lib.measure.protocol import BuildModel
 from lib.models.source import Source
 from lib.tir import lowering
 from lib.verification import PLAIN_LOOPS, Built, CompileConfig, Estimate, peer_of
@@ -166,7 +170,7 @@ def test_outputs_that_vanish_pass_and_their_size_is_told(cpu, pool, tmp_path):
     assert facts["max_error"] <= CONFIG.tolerance
 
 
-def beside(file, built, cpu, pool, check=lambda: None):
+def beside(file, built, cpu, pool, check=lambda _library: None):
     """What is found of a model beside an ONNX file."""
     with peer_of(OnnxFile(file, cpu, is_timed=True)) as peer:
         peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
@@ -193,7 +197,7 @@ def test_a_model_that_computes_what_its_file_does_needs_no_other_reference(extra
     assert len(found["latencies_s"]["onnxruntime"]) == CONFIG.turns
 
 
-def refuse():
+def refuse(_library):
     raise AssertionError("plain loops were asked for")
 
 
@@ -211,12 +215,39 @@ def test_a_wrong_kernel_is_told_from_a_wrong_import(extracted, cpu, pool, tmp_pa
         beside(attention(tmp_path / "a.onnx", "kept"), built, cpu, pool)
 
 
+def test_a_model_in_bf16_may_be_as_far_off_as_its_roundings_bring_it(extracted, cpu, pool, tmp_path):
+    """Here the model in plain loops has the same roundings; one that has fewer shows that the kernels are wrong."""
+    files = ModelFiles(tmp_path / "narrow")
+    source = Source(str(attention(tmp_path / "a.onnx", "kept")))
+    shutil.copytree(extracted.folder, files.folder)
+    loaded = extract.load(source)
+    narrow = precision.in_bf16(loaded, 2)
+    extract._write_module(fusion.fuse(narrow.module, cpu.tvm()), files.module)
+    extract._write_weights(narrow.weights, files.weights)
+    extract._write_module(fusion.fuse(loaded.module, cpu.tvm()), files.reference)
+    extract._write_weights({n: v for n, v in loaded.weights.items() if v is not narrow.weights[n]}, files.kernels)
+    built = made(Built(tmp_path, files, interface_of(files), is_narrow=True), cpu)
+    config, asked = replace(CONFIG, tolerance_narrow=1e-5), []
+
+    def check(library):
+        asked.append(library.stem)
+        module = built.module if library == built.rounded else built.reference
+        building_process.Builder(cpu.tvm()).build(BuildModel(module, library, in_plain_loops=True))
+
+    found = compile.verify(built, Estimate(1.0), config, pool, check=check)
+
+    assert asked[-1] == "rounded"
+    assert 1e-4 < found["max_error"] <= found["tolerance"] < 0.05
+    with pytest.raises(VerificationError, match="differ from the untuned model's"):
+        compile.verify(made(built, cpu, wrong="kept"), Estimate(1.0), config, pool, check=check)
+
+
 def test_a_file_that_onnx_runtime_does_not_run_costs_the_comparison_alone(extracted, cpu, pool, tmp_path):
     built = made(Built(tmp_path, extracted, interface_of(extracted)), cpu)
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     asked = []
 
-    found = beside(tmp_path / "broken.onnx", built, cpu, pool, check=lambda: asked.append("plain loops"))
+    found = beside(tmp_path / "broken.onnx", built, cpu, pool, check=lambda _library: asked.append("plain loops"))
 
     assert asked == ["plain loops"]
     assert found["compared_with"] == PLAIN_LOOPS

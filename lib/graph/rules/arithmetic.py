@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
+from lib.graph.rewrite import CONTRACTIONS, Rewriter, Rule, constant, dtype, rule
 
 _NEUTRAL = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 1.0, "relax.divide": 1.0}
 _MAX_NEUTRAL = 1 << 16  # elements of a constant that is compared with zero or one
@@ -82,7 +82,7 @@ def _is_contraction(rewriter: Rewriter, expr: relax.Expr) -> bool:
     shifted = rewriter.calls(expr, "relax.add")
     if shifted is not None and rewriter.value(shifted.args[1]) is not None:
         expr = shifted.args[0]
-    return rewriter.calls(expr, "relax.nn.conv2d", "relax.matmul", "relax.einsum") is not None
+    return rewriter.calls(expr, *CONTRACTIONS, "relax.einsum") is not None
 
 
 @rule("relax.divide")

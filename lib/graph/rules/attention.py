@@ -15,7 +15,7 @@ from tvm.relax import op, transform
 from tvm.relax.analysis import udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph.rewrite import Rewriter, Rule, constant, is_call, rule, static_shape, value_of
+from lib.graph.rewrite import Rewriter, Rule, constant, dtype, is_call, rule, static_shape, value_of
 
 _HEADS_FIRST = [0, 2, 1, 3]
 _SMALLEST = 3  # layers that are worth a join
@@ -42,7 +42,7 @@ def tokens_apart(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if shape is None or result is None or len(shape) != 4 or after != (shape[0] * shape[1], shape[2] * shape[3]):
         return None
     apart = rewriter.emit(op.reshape(joined.args[0], (*shape[:2], shape[2] * shape[3])))
-    return op.reshape(rewriter.emit(op.matmul(apart, call.args[1])), result)
+    return op.reshape(rewriter.emit(op.matmul(apart, call.args[1], out_dtype=dtype(call))), result)
 
 
 def _same_heads(rewriter: Rewriter, a: relax.Expr, b: relax.Expr) -> bool:
@@ -107,6 +107,8 @@ def _layer(x: relax.Var, var: relax.Var, values: Mapping, readers: Mapping) -> _
     weight = _constant(product.args[1])
     if weight is None or weight.ndim != 2:
         return None
+    if dtype(product) != weight.dtype:
+        return None  # of bytes: each has scales of its own
     users = list(readers.get(var, []))
     total = values.get(users[0]) if len(users) == 1 else None
     if total is not None and is_call(total, "relax.add") and total.args[0].same_as(var):

@@ -4,7 +4,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
+from lib.graph.rewrite import CONTRACTIONS, CONVOLUTIONS, Rewriter, Rule, alike, constant, dtype, rule
 from lib.tir import analysis
 
 
@@ -40,7 +40,7 @@ def scale_into_weights(rewriter: Rewriter, call: relax.Call) -> relax.Expr | Non
     factor = rewriter.value(call.args[1])
     if factor is None or not rewriter.read_once(call.args[0]) or factor.dtype != np.float32:
         return None
-    producer = rewriter.calls(call.args[0], "relax.nn.conv2d", "relax.matmul")
+    producer = rewriter.calls(call.args[0], *CONTRACTIONS)
     weight = None if producer is None else rewriter.value(producer.args[1])
     shape = rewriter.shape(call.args[0])
     if producer is None or weight is None or shape is None or weight.dtype != np.float32:
@@ -83,7 +83,7 @@ def scale_before_shift(rewriter: Rewriter, call: relax.Call) -> relax.Expr | Non
     if producer.op.name == "relax.multiply":
         return op.multiply(producer.args[0], constant(inner * factor))
     scaled_before = rewriter.calls(producer.args[0], "relax.multiply")
-    if rewriter.calls(producer.args[0], "relax.nn.conv2d", "relax.matmul") is None and (
+    if rewriter.calls(producer.args[0], *CONTRACTIONS) is None and (
         scaled_before is None or rewriter.value(scaled_before.args[1]) is None
     ):
         return None  # x + b, scaled, is as good as x scaled, + b
@@ -120,7 +120,7 @@ def plain_pad(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return op.nn.pad(arguments[0], [w for pair in width for w in pair], "constant", value)
 
 
-@rule("relax.nn.conv2d")
+@rule(*CONVOLUTIONS)
 def pad_in_convolution(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Zeros put around an image before a convolution are the convolution's own padding."""
     pad = rewriter.calls(call.args[0], "relax.nn.pad")
@@ -131,15 +131,9 @@ def pad_in_convolution(rewriter: Rewriter, call: relax.Call) -> relax.Expr | Non
     around = {axis: width[2 * n : 2 * n + 2] for n, axis in enumerate(layout)}
     if len(width) != 2 * len(layout) or any(around["N"]) or any(around["C"]) or min(width) < 0:
         return None
-    top, left, bottom, right = (int(p) for p in call.attrs.padding)
-    padding = [top + around["H"][0], left + around["W"][0], bottom + around["H"][1], right + around["W"][1]]
-    attrs = call.attrs
-    return op.nn.conv2d(
-        pad.args[0], call.args[1], strides=[int(s) for s in attrs.strides], padding=padding,
-        dilation=[int(d) for d in attrs.dilation], groups=int(attrs.groups), data_layout=layout,
-        kernel_layout=str(attrs.kernel_layout), out_layout=str(attrs.out_layout),
-        out_dtype=dtype(call),
-    )  # fmt: skip
+    more = [around[axis][side] for side in (0, 1) for axis in layout if axis not in "NC"]  # top, left, bottom, right
+    padding = [int(p) + w for p, w in zip(call.attrs.padding, more, strict=True)]
+    return alike(call, pad.args[0], call.args[1], dtype(call), padding)
 
 
 @rule("relax.nn.conv2d_transpose")

@@ -7,14 +7,15 @@ from tvm.relax import op
 
 from lib.graph import axes
 from lib.graph.axes import Movement, Step
-from lib.graph.rewrite import Rewriter, Rule, constant, rule
+from lib.graph.rewrite import CONTRACTIONS, Rewriter, Rule, constant, dtype, rule
 
 _MAX_PARTS = 64  # of a split
 
 _CHAIN = ("relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze", "relax.permute_dims",
           "relax.nn.batch_flatten")  # fmt: skip
 _ANY_SHAPE = ("relax.nn.relu", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.tanh", "relax.erf", "relax.sigmoid",
-              "relax.nn.silu", "relax.exp", "relax.sqrt", "relax.negative", "relax.astype")  # fmt: skip
+              "relax.nn.silu", "relax.exp", "relax.sqrt", "relax.negative", "relax.astype", "relax.round",
+              "relax.clip")  # fmt: skip
 _BINARY = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum")
 
 
@@ -104,7 +105,7 @@ def flatten_in_order(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     reordered = np.empty_like(weight)
     reordered[rows] = weight
-    return op.matmul(rewriter.emit(op.reshape(source, flat)), constant(reordered))
+    return op.matmul(rewriter.emit(op.reshape(source, flat)), constant(reordered), out_dtype=dtype(call))
 
 
 @rule("relax.matmul")
@@ -117,7 +118,7 @@ def keep_leading_axes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
     source = rewriter.shape(reshape.args[0])
     if source is None or source[-1] != weight[0] or len(source) <= len(shape):
         return None
-    return op.reshape(rewriter.emit(op.matmul(reshape.args[0], call.args[1])), shape)
+    return op.reshape(rewriter.emit(op.matmul(reshape.args[0], call.args[1], out_dtype=dtype(call))), shape)
 
 
 @rule("relax.matmul")
@@ -132,7 +133,7 @@ def keep_heads(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     if (a[0] * a[1], a[2], b[3]) != shape:
         return None
-    return op.reshape(rewriter.emit(op.matmul(first.args[0], second.args[0])), shape)
+    return op.reshape(rewriter.emit(op.matmul(first.args[0], second.args[0], out_dtype=dtype(call))), shape)
 
 
 @rule(*_ANY_SHAPE, *_BINARY)
@@ -146,7 +147,7 @@ def reshape_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         if not source or not target or source[-1] != target[-1]:
             continue
         # Only for epilogues of contractions, and operands that fit both shapes.
-        if rewriter.calls(_root(rewriter, reshape.args[0]), "relax.matmul", "relax.einsum", "relax.nn.conv2d") is None:
+        if rewriter.calls(_root(rewriter, reshape.args[0]), *CONTRACTIONS, "relax.einsum") is None:
             continue
         args = [_as_before(rewriter, other, source, target) for other in call.args]
         args[position] = reshape.args[0]

@@ -14,17 +14,21 @@ part of the output a parallel task computes and in which order.
                 reduction.1 (unrolled), rows (unrolled), vectors (unrolled), lanes (vectorised)
             the epilogue of the tile
 
-Weights are packed to be read in order by MetaSchedule's RewriteLayout, where they are marked as free to be.
+Weights are packed to be read in order by MetaSchedule's RewriteLayout, where they are marked as free to be. Elements
+narrower than float32 are multiplied by an instruction that adds several products to each lane, where the machine has it
+for them (`lib.tir.dot`): one more loop, innermost, over the products that it adds.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import tvm
-from tvm.s_tir import Schedule
+from tvm import tirx
+from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from lib.machine.dots import Dot
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import tiling
 from lib.search.spaces.microkernel import tile_contraction
@@ -32,6 +36,7 @@ from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import Space, feasible
 from lib.search.spaces.tiling import Tile
 from lib.tir import analysis
+from lib.tir.parameters import weight_positions
 
 
 def space(remainders: bool = True) -> Space:
@@ -65,27 +70,46 @@ def _tiles_of(workload: tvm.IRModule, target: Target, remainders: bool) -> list[
     roles = contraction_roles(reduction) if reduction else None
     if reduction is None or roles is None:
         return []
-    return _tiles([int(axis.dom.extent) for axis in reduction.iter_vars], roles, registers(target), remainders)
+    return _tiles(workload["main"], reduction, roles, registers(target), remainders)
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers, remainders: bool = True) -> list[Schedule]:
-    """Of a contraction of float32, one for each number of vectors in a tile and each place of the padding; element-wise
+    """Of a contraction, one for each number of vectors in a tile and each place of the padding; element-wise
     blocks before it were inlined."""
     roles = contraction_roles(schedule.get(block))
     if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
         return []
-    extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
     places = (False, True) if schedule.get_producers(block) else (False,)
 
     def tiled(tile: Tile, padded_in_task: bool, sketch: Schedule) -> None:
         tile_contraction(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task)
 
-    tiles = _tiles(extents, roles, machine, remainders)
+    tiles = _tiles(schedule.mod["main"], schedule.get(block), roles, machine, remainders)
     return feasible(schedule, [partial(tiled, tile, in_task) for tile in tiles for in_task in places])
 
 
-def _tiles(extents: Sequence[int], roles: Roles, machine: Registers, remainders: bool) -> list[Tile]:
-    """Those for axes of such extents. In groups, what lies beyond the last column of one is inside the next, so that
+def _tiles(
+    function: tirx.PrimFunc, reduction: SBlock, roles: Roles, machine: Registers, remainders: bool
+) -> list[Tile]:
+    """Those for a block of a function. In groups, what lies beyond the last column of one is inside the next, so that
     tiles must divide them."""
+    extents = [int(axis.dom.extent) for axis in reduction.iter_vars]
     columns = extents[roles.columns] // roles.groups
-    return tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=remainders and roles.groups == 1)
+    found = tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=remainders and roles.groups == 1)
+    dot = _dot(function, reduction, roles, machine)
+    return [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0] if dot else found
+
+
+def _dot(function: tirx.PrimFunc, reduction: SBlock, roles: Roles, machine: Registers) -> Dot | None:
+    """The instruction that multiplies a contraction's elements, if the machine has one. It takes neighbours along the
+    reduction: weights of the model are packed in that order here, activations are or are not; data have it anyway."""
+    operands = analysis.weight_and_data(reduction)
+    assert operands is not None
+    (weight, data), channel = operands, reduction.iter_vars[roles.reduction[-1]]
+    weights = [function.params[n] for n in weight_positions(function)]
+    is_free = any(weight.source.same_as(each) for each in weights)
+    if not (is_free or analysis.is_packed(weight)) or analysis.stride(data.indices[-1:], [1], channel.var) != 1:
+        return None
+    types = str(data.source.dtype), str(weight.source.dtype), str(analysis.stored(reduction).buffer.dtype)
+    fitting = (dot for dot in machine.dots if (dot.data, dot.weights, dot.sums) == types)
+    return next((dot for dot in fitting if int(channel.dom.extent) % dot.depth == 0), None)

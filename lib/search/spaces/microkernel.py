@@ -4,6 +4,7 @@ See `lib.search.spaces.contraction` for the loops that come of it.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -12,7 +13,7 @@ from lib.machine.registers import narrowed
 from lib.search.spaces import primitives
 from lib.search.spaces.roles import Roles
 from lib.search.spaces.tiling import Tile
-from lib.tir import prefetch, remainder
+from lib.tir import analysis, dot, prefetch, remainder
 
 _UNROLLED = (2, 4, 8)  # steps of the K loop
 
@@ -24,43 +25,98 @@ def tile_contraction(
     tile: Tile,
     producers: Sequence[SBlockRV] = (),
     padded_in_task: bool = False,
+    results: SBlockRV | None = None,
 ) -> None:
-    """Tile a contraction, and place the blocks before it that pad its data (`producers`)."""
+    """Tile a contraction, and place the blocks before it that pad its data (`producers`).
+
+    Args:
+        results: The block that reads the accumulators, which have the scope `local` already; None: what follows.
+    """
     loops = schedule.get_loops(block)
-    n_rows, n_columns = (primitives.extent_of(schedule, loops[n]) for n in (roles.rows[-1], roles.columns))
-    results = primitives.epilogue(schedule, block, tile.lanes)
+    results = results or primitives.epilogue(schedule, block, tile.lanes)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
-    last_row, row = schedule.split(last_row, [None, primitives.sampled_choice(schedule, tile.rows)])
     columns, groups = loops[roles.columns], []
     if roles.groups > 1:
         group, columns = schedule.split(columns, [roles.groups, None])
         groups.append(group)
-    column, vector, lane = schedule.split(columns, [None, tile.vectors, tile.lanes])
     *window, k = [loops[n] for n in roles.reduction]
-    k_outer, k_inner = schedule.split(k, [None, _sampled_unrolling(schedule, k)])
-    shared_out = outer_rows.pop() if outer_rows else last_row  # of images, the lines
-    rest = [] if shared_out is last_row else [last_row]
+    split = _split(schedule, last_row, columns, k, tile)
+    shared_out = outer_rows.pop() if outer_rows else split.rows  # of images, the lines
+    rest = [] if shared_out is split.rows else [split.rows]
     rows_0, rows_1 = primitives.sampled_split(schedule, shared_out)
-    columns_0, columns_1 = primitives.sampled_split(schedule, column)
+    columns_0, columns_1 = primitives.sampled_split(schedule, split.columns)
     tasks = [*(loops[n] for n in roles.batch), *groups, *outer_rows, rows_0, columns_0]
     around = [columns_1, rows_1, *rest]  # the tile, within a task
-    schedule.reorder(*tasks, *around, k_outer, *window, k_inner, row, vector, lane)
+    schedule.reorder(*tasks, *around, split.k, *window, *split.tile)
     task = schedule.fuse(*tasks)
     schedule.parallel(task)
-    if n_columns % (tile.vectors * tile.lanes) or any(n_rows % r for r in tile.rows):
-        schedule.annotate(around[-1], remainder.MARK, 1)
-    schedule.annotate(k_inner, prefetch.MARK, 1)
-    for loop in (k_inner, row, vector):
-        schedule.unroll(loop)
-    schedule.vectorize(lane)
-    _compute_epilogue_at(schedule, results, around[-1], n_columns, tile.lanes)
+    _fill(schedule, block, results, split, around[-1], tile)
     for producer in producers:
         primitives.pad(schedule, producer, task if padded_in_task else None)
-    _initialize(schedule, schedule.decompose_reduction(block, k_outer))
+    _initialize(schedule, schedule.decompose_reduction(block, split.k))
 
 
-def _sampled_unrolling(schedule: Schedule, k: LoopRV) -> object:
-    extent = primitives.extent_of(schedule, k)
+def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: Tile, roles: Roles) -> None:
+    """Tile a contraction that was moved into a task, and computes there what the task needs.
+
+    Args:
+        results: The block that reads the accumulators, in the same task.
+        roles: With one axis for the rows, and one for the reduction.
+    """
+    loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
+    [row], [k] = roles.rows, roles.reduction
+    split = _split(schedule, loops[row], loops[roles.columns], loops[k], tile)
+    # Columns of weights stay in L1 for all rows.
+    schedule.reorder(*(loops[n] for n in roles.batch), split.columns, split.rows, split.k, *split.tile)
+    _fill(schedule, block, results, split, split.rows, tile)
+    _initialize(schedule, schedule.decompose_reduction(block, split.k))
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The loops of a contraction with a register tile."""
+
+    rows: LoopRV  # over tiles
+    columns: LoopRV  # over tiles
+    k: LoopRV  # over unrolled steps
+    tile: list[LoopRV]  # the step, rows, vectors, lanes, and the products that one instruction adds, if several
+    has_remainders: bool
+
+
+def _split(schedule: Schedule, row: LoopRV, column: LoopRV, k: LoopRV, tile: Tile) -> _Split:
+    n_rows, n_columns = (primitives.extent_of(schedule, loop) for loop in (row, column))
+    rows, in_tile = schedule.split(row, [None, primitives.sampled_choice(schedule, tile.rows)])
+    columns, vector, lane = schedule.split(column, [None, tile.vectors, tile.lanes])
+    k_outer, k_inner, *depth = _split_k(schedule, k, tile.dot.depth if tile.dot else 1)
+    has_remainders = bool(n_columns % (tile.vectors * tile.lanes)) or any(n_rows % r for r in tile.rows)
+    return _Split(rows, columns, k_outer, [k_inner, in_tile, vector, lane, *depth], has_remainders)
+
+
+def _fill(schedule: Schedule, block: SBlockRV, results: SBlockRV, split: _Split, around: LoopRV, tile: Tile) -> None:
+    """Keep the accumulators of a tile in registers, with what reads them in the loop around it."""
+    k_inner, row, vector, lane, *depth = split.tile
+    if split.has_remainders:
+        schedule.annotate(around, remainder.MARK, 1)
+    schedule.annotate(k_inner, prefetch.MARK, 1)
+    for loop in (k_inner, row, vector, *depth):
+        schedule.unroll(loop)
+    if tile.dot:
+        schedule.annotate(lane, dot.MARK, tile.dot.name)
+    else:
+        schedule.vectorize(lane)
+    n_columns = int(schedule.get(block).iter_vars[analysis.last_axis(schedule.get(block))].dom.extent)
+    _compute_epilogue_at(schedule, results, around, n_columns, tile.lanes)
+
+
+def _split_k(schedule: Schedule, k: LoopRV, depth: int) -> list[LoopRV]:
+    """The K loop as blocks, unrolled steps, and the products that one instruction adds, if these are several."""
+    if depth == 1:
+        return list(schedule.split(k, [None, _sampled_unrolling(schedule, primitives.extent_of(schedule, k))]))
+    k, products = schedule.split(k, [None, depth])
+    return [*schedule.split(k, [None, _sampled_unrolling(schedule, primitives.extent_of(schedule, k))]), products]
+
+
+def _sampled_unrolling(schedule: Schedule, extent: int) -> object:
     steps = [n for n in _UNROLLED if extent % n == 0] or [extent if extent < _UNROLLED[-1] else 1]
     return primitives.sampled_choice(schedule, steps)
 

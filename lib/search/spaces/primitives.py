@@ -18,7 +18,12 @@ def sampled_choice(schedule: Schedule, choices: Sequence[int]) -> ExprRV:
 
 def sampled_split(schedule: Schedule, loop: LoopRV) -> list[LoopRV]:
     """A loop as two, by factors that are sampled."""
-    return list(schedule.split(loop, schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=_LONGEST)))
+    return list(schedule.split(loop, sampled_factors(schedule, loop)))
+
+
+def sampled_factors(schedule: Schedule, loop: LoopRV) -> list[ExprRV]:
+    """Two factors of a loop, of which the inner one is short."""
+    return list(schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=_LONGEST))
 
 
 def extent_of(schedule: Schedule, loop: LoopRV) -> int:
@@ -66,7 +71,8 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
         copy = schedule.cache_write(block, 0, "local")
         _schedule_apart(schedule, consumer, length, lanes)
         return copy
-    if len(consumers) > 1 or schedule.get_consumers(consumer):
+    consumer = _with_what_follows(schedule, consumer)
+    if len(consumers) > 1:
         raise ScheduleError("what follows the reduction does not fit into one block")
     for other in schedule.get_producers(consumer):  # say, of a mask that is added
         if not schedule.get(other).same_as(schedule.get(block)):
@@ -75,12 +81,25 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     return consumer
 
 
+def _with_what_follows(schedule: Schedule, block: SBlockRV) -> SBlockRV:
+    """The last of the blocks that follow one another, the others inlined into it: MetaSchedule's AutoInline leaves
+    those that read single elements, as what remains of `lib.graph.packing`'s products does.
+
+    Raises:
+        ScheduleError: Two blocks read the same one.
+    """
+    while following := schedule.get_consumers(block):
+        if len(following) > 1:
+            raise ScheduleError("what follows the reduction does not fit into one block")
+        schedule.compute_inline(block)
+        [block] = following
+    return block
+
+
 def _schedule_apart(schedule: Schedule, block: SBlockRV, length: int, lanes: int) -> None:
     """A consumer that reads results in stretches of a length, with all that follows it inlined, as a parallel loop nest
     of its own."""
-    while following := schedule.get_consumers(block):
-        schedule.compute_inline(block)
-        [block] = following
+    block = _with_what_follows(schedule, block)
     *outer, last = schedule.get_loops(block)
     stretch, last = schedule.split(last, [None, length])
     _, lane = schedule.split(last, [None, narrowed(lanes, length)])

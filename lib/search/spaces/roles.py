@@ -11,6 +11,8 @@ from tvm.sym import Analyzer
 from lib.tir import analysis
 from lib.tir.operators import operator
 
+_SUMS = ("float32", "int32")  # element types of sums that registers are tiled for
+_SIDE_BY_SIDE = 4  # elements at most
 _BY_CHANNEL = ("depthwise_conv2d", "max_pool", "min_pool", "avg_pool")  # reductions that may be over space alone
 
 
@@ -26,16 +28,16 @@ class Roles:
 
 
 def contraction_roles(block: SBlock) -> Roles | None:
-    """The axes of a sum of products in float32; None if it is another block, or its columns are not contiguous."""
-    product = analysis.factors(block)
-    if product is None or str(analysis.stored(block).buffer.dtype) != "float32":
+    """The axes of a sum of products; None if it is another block, or its columns are not contiguous."""
+    product = analysis.weight_and_data(block)
+    if product is None or str(analysis.stored(block).buffer.dtype) not in _SUMS:
         return None
     axes = [axis.var for axis in block.iter_vars]
     column = analysis.stored(block).indices[-1]
-    weight, data = product if product[0].indices[-1].same_as(column) else product[::-1]
+    weight, data = product
     of_weight, of_data = analysis.variables(weight.indices), analysis.variables(data.indices)
     groups = _groups(data, column, analysis.extents(block).get(column, 0))
-    if column not in axes or not groups or not weight.indices[-1].same_as(column):
+    if column not in axes or not groups or not analysis.column(weight).same_as(column):
         return None
     spatial = analysis.spatial_axes(block)
     rows = tuple(n for n in spatial if axes[n] not in of_weight)
@@ -63,7 +65,9 @@ def window_roles(block: SBlock) -> Roles | None:
 
     None if it is another block: one that reduces over channels, or does not slide.
     """
-    if block.init is None or len(analysis.walk(block.body, tirx.BufferStore)) > 2 or operator(block) not in _BY_CHANNEL:
+    if block.init is None or len(analysis.walk(block.body, tirx.BufferStore)) > 2:
+        return None
+    if operator(block).removesuffix("_int8") not in _BY_CHANNEL:
         return None
     store = analysis.stored(block)
     axes = [axis.var for axis in block.iter_vars]
@@ -110,7 +114,8 @@ def transposed(block: SBlock) -> int | None:
 
     Returns:
         Its position; one after the last if it is not the last axis itself but stretches of it (see `period`) that are
-        contiguous in steps of one stretch, as in a channel shuffle. None if there is no such axis, or several.
+        contiguous in steps of one stretch, as in a channel shuffle. None if there is no such axis, or several. Where a
+        few elements stay side by side (`side_by_side`), contiguous in steps of those.
     """
     stores = analysis.walk(block.body, tirx.BufferStore)
     if block.init is not None or len(stores) != 1 or analysis.walk(block.body, tirx.For):
@@ -129,7 +134,18 @@ def transposed(block: SBlock) -> int | None:
         if strides[-1] > 1:
             strides += [analysis.stride(load.indices, load.source.ty.shape, last, length)] if length else []
             found |= {n for n, stride in enumerate(strides) if stride == 1}
+        elif side_by_side(block) > 1 and strides[-2] > extents[last]:
+            found |= {n for n, stride in enumerate(strides[:-2]) if stride == extents[last]}
     return found.pop() if len(found) == 1 else None
+
+
+def side_by_side(block: SBlock) -> int:
+    """How many elements an element-wise block moves together, as packing for `lib.machine.dots` does: the extent of its
+    last axis, where that is short, and contiguous in what is read as well; else 1."""
+    axis, extent = block.iter_vars[-1].var, analysis.extents(block)[block.iter_vars[-1].var]
+    loads = analysis.walk(analysis.stored(block).value, tvm.ir.TensorLoad)
+    strides = {analysis.stride(load.indices, load.source.ty.shape, axis) for load in loads}
+    return extent if len(block.iter_vars) > 1 and 1 < extent <= _SIDE_BY_SIDE and strides == {1} else 1
 
 
 def period(block: SBlock) -> int:

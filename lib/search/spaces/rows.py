@@ -8,21 +8,23 @@ a row is reduced to one partial result for each lane of a vector first.
     parallel (rows.0)
         rows.1
             each block: columns in vectors; reductions by lane (rfactor), then over the lanes
+
+Where vectors leave columns over, those are computed in a shorter vector, apart (`lib.tir.remainder`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import tvm
 from tvm.s_tir import SBlock, Schedule
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import primitives, tiling
 from lib.search.spaces.roles import row_extents
 from lib.search.spaces.space import feasible
-from lib.tir import analysis
+from lib.tir import analysis, parallel, remainder
 from lib.tir.operators import operator
 
 _Vectorize = Callable[[Schedule, SBlockRV, int], None]
@@ -61,6 +63,8 @@ def _lanes(blocks: list[SBlock], machine: Registers) -> int:
         if extents not in (rows, [*rows, columns]):
             return 0
     lanes = tiling.lanes_for(columns, machine)
+    if lanes <= machine.lanes // 4 and columns >= _SHORTEST * machine.lanes:
+        return machine.lanes  # and a remainder
     return lanes if columns >= _SHORTEST * lanes else 0
 
 
@@ -72,6 +76,9 @@ def _sketch(schedule: Schedule, blocks: list[SBlock], lanes: int, inlined: str) 
             schedule.compute_inline(block)
         else:
             kept.insert(0, block)
+    if any(_leaves_some(schedule.get(block), lanes) for block in kept):
+        _merge_rows(schedule, kept, n_rows, lanes)
+        return
     parts = [part for block in kept for part in _parts(schedule, block, n_rows, lanes)]
     *before, (last, _) = parts
     rows_0, rows_1 = primitives.sampled_split(schedule, schedule.fuse(*schedule.get_loops(last)[:n_rows]))
@@ -80,6 +87,51 @@ def _sketch(schedule: Schedule, blocks: list[SBlock], lanes: int, inlined: str) 
         schedule.compute_at(block, rows_1, preserve_unit_loops=True)
     for block, vectorize in parts:
         vectorize(schedule, block, lanes)
+
+
+def _merge_rows(schedule: Schedule, blocks: Sequence[SBlockRV], n_rows: int, lanes: int) -> None:
+    """Have blocks whose vectors leave columns over in one loop over rows.
+
+    `compute_at` would drop the predicates of reductions, without an error (TVM 0.27), and once another block changes,
+    TVM no longer takes those with predicates for reductions: so each is taken to its end first, and moved after.
+    """
+    reductions = [block for block in blocks if schedule.get(block).init is not None]
+    parts = {block: _reduced_apart(schedule, block, n_rows, lanes) for block in reductions}
+    for block in blocks:
+        if block not in parts and len(schedule.get(block).iter_vars) > n_rows:
+            _vectorize_columns(schedule, block, lanes)
+    in_order = [part for block in blocks for part in parts.get(block, [block])]
+    fused = [schedule.fuse(*schedule.get_loops(block)[:n_rows]) for block in in_order]
+    factors = primitives.sampled_factors(schedule, fused[-1])
+    schedule.merge(*(schedule.split(loop, factors)[1] for loop in fused))
+    schedule.annotate(schedule.get_loops(in_order[-1])[0], parallel.MARK, 1)
+
+
+def _reduced_apart(schedule: Schedule, block: SBlockRV, n_rows: int, lanes: int) -> list[SBlockRV]:
+    """The parts of a reduction, by lane and over the lanes, in loops of their own."""
+    parts = []
+    for width in dict.fromkeys((lanes, _FEW)):
+        _, lane = schedule.split(schedule.get_loops(block)[-1], [None, width])
+        part = schedule.rfactor(lane, n_rows)
+        step, lane = schedule.get_loops(part)[-2:]
+        _vectorize_lane(schedule, part, step, lane)
+        schedule.annotate(step, remainder.MARK, 1)
+        parts.append(part)
+    lane = schedule.get_loops(block)[-1]
+    schedule.unroll(lane)
+    schedule.decompose_reduction(block, lane)
+    return [*parts, block]
+
+
+def _vectorize_columns(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
+    vectors, lane = schedule.split(schedule.get_loops(block)[-1], [None, lanes])
+    schedule.vectorize(lane)
+    schedule.annotate(vectors, remainder.MARK, 1)
+
+
+def _leaves_some(block: SBlock, lanes: int) -> bool:
+    """Whether a block reduces columns of which vectors leave some over."""
+    return block.init is not None and int(block.iter_vars[-1].dom.extent) % lanes != 0
 
 
 def _may_be_inlined(schedule: Schedule, block: SBlockRV, n_rows: int, inlined: str) -> bool:
@@ -111,6 +163,10 @@ def _reduce_by_lane(schedule: Schedule, block: SBlockRV, _lanes: int) -> None:
     loops = schedule.get_loops(block)[-len(found.iter_vars) :]  # one an axis, since the block was moved
     step, lane = loops[analysis.reduction_axes(found)[0]], loops[analysis.last_axis(found)]
     schedule.reorder(step, lane)
+    _vectorize_lane(schedule, block, step, lane)
+
+
+def _vectorize_lane(schedule: Schedule, block: SBlockRV, step: LoopRV, lane: LoopRV) -> None:
     schedule.vectorize(lane)
     initial = schedule.decompose_reduction(block, step)
     schedule.vectorize(schedule.get_loops(initial)[-1])

@@ -5,17 +5,19 @@ from collections.abc import Sequence
 import tvm
 from tvm.target import Target
 
-from lib.search.spaces import contraction, rows, transposition, window, winograd
+from lib.search.spaces import attention, contraction, rows, transposition, window, winograd
 from lib.search.spaces.space import Space
 
 # Raise it with every change to which programs the spaces have: what was exhausted before is then searched again.
-REVISION = 1
+REVISION = 4
 
 SPACES = (
+    # Which blocks are inlined is part of the sketches of those that set `inlines`.
+    Space("attention", attention.fits, attention.sketches, inlines=False),
     Space("winograd", winograd.fits, winograd.sketches),
     contraction.space(),
     Space("window", window.fits, window.sketches),
-    Space("rows", rows.fits, rows.sketches, inlines=False),  # which blocks are inlined is part of its sketches
+    Space("rows", rows.fits, rows.sketches, inlines=False),
     Space("transposition", transposition.fits, transposition.sketches),
 )
 

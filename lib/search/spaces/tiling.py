@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lib.machine.dots import Dot
 from lib.machine.registers import Registers, narrowed
 
 _WORTH_MEASURING = 0.85  # of the best tile's efficiency
@@ -16,6 +17,7 @@ class Tile:
     lanes: int
     vectors: int
     rows: tuple[int, ...]  # to choose from
+    dot: Dot | None = None  # the instruction that multiplies; None: one product to a lane
 
 
 def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False) -> list[Tile]:
@@ -31,6 +33,14 @@ def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False)
     some = _worthwhile(_with_remainders(rows, columns, machine) if remainders else [], rows, columns, machine)
     best_whole, best = (max(found.values(), default=0.0) for found in (whole, some))
     return _grouped(some if best > _WORTH_REMAINDERS * best_whole else whole)
+
+
+def best_efficiency(rows: int, columns: int, machine: Registers) -> float:
+    """Estimated share of the peak FLOP/s that the best tile has, with remainders or without."""
+    lanes = lanes_for(columns, machine)
+    whole = [(lanes, v, r) for v in (divisors(columns // lanes) if lanes else []) for r in divisors(rows)]
+    choices = [*whole, *_with_remainders(rows, columns, machine)]
+    return max(_worthwhile(choices, rows, columns, machine).values(), default=0.0)
 
 
 def _with_remainders(rows: int, columns: int, machine: Registers) -> list[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ from tvm.target import Target
 
 from lib.machine.registers import Registers
 from lib.search.spaces import primitives, tiling
-from lib.search.spaces.roles import period, transposed
+from lib.search.spaces.roles import period, side_by_side, transposed
 from lib.search.spaces.space import feasible
 from lib.tir import analysis
 
@@ -45,7 +45,8 @@ def sketches(schedule: Schedule, block: SBlockRV, _machine: Registers) -> list[S
 
 
 def _sketch(schedule: Schedule, block: SBlockRV, source_axis: int, *, loads_vectors: bool) -> None:
-    loops, length = schedule.get_loops(block), period(schedule.get(block))
+    loops, length = list(schedule.get_loops(block)), period(schedule.get(block))
+    together = [loops.pop()] if side_by_side(schedule.get(block)) > 1 else []
     if source_axis == len(loops):  # stretches of the last axis
         *loops, last = loops
         source, result = schedule.split(last, [None, length])
@@ -54,9 +55,12 @@ def _sketch(schedule: Schedule, block: SBlockRV, source_axis: int, *, loads_vect
     source_0, source_1 = schedule.split(source, [None, _side(schedule, source)])
     result_0, result_1 = schedule.split(result, [None, _side(schedule, result)])
     unrolled, vector = (result_1, source_1) if loads_vectors else (source_1, result_1)
-    schedule.reorder(*loops, source_0, result_0, unrolled, vector)
+    schedule.reorder(*loops, source_0, result_0, unrolled, vector, *together)
     schedule.parallel(schedule.fuse(*loops, source_0, result_0))
     schedule.unroll(unrolled)
+    if together:  # they are moved as one
+        schedule.unroll(vector)
+        [vector] = together
     schedule.vectorize(vector)
 
 

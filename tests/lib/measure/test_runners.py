@@ -149,7 +149,7 @@ def test_each_candidate_is_measured_once(runner):
     assert sorted(m.candidate_id for m in found) == sorted(j.candidate_id for j in jobs)
     assert {m.subgraph_id for m in found} == {j.subgraph_id for j in jobs}
     assert all((m.status, m.error) == ("ok", None) for m in found)
-    assert all(0 < latency < 1e-2 for m in found for latency in m.latencies)
+    assert all(0 < latency < 1 for m in found for latency in m.latencies)
     assert all(m.build_s > 0 and m.run_s > 0 and m.device and m.host and m.conditions.versions for m in found)
 
 

@@ -20,11 +20,14 @@ def memory():
     return ColdMemory()
 
 
-def test_copies_do_not_overlap_and_are_more_than_caches_hold(memory):
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("int8", 1)])
+def test_copies_do_not_overlap_and_are_more_than_caches_hold(dtype, size):
     shapes = [(DEPTH, COLUMNS), (COLUMNS,)]
-    found = [tensor for tensors in memory.copies(shapes) for tensor in tensors]
+    found = [tensor for tensors in ColdMemory(dtype).copies(shapes) for tensor in tensors]
 
-    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + 4 * math.prod(tensor.shape)) for tensor in found)
+    assert {str(tensor.dtype) for tensor in found} == {dtype}
+    assert all(np.isfinite(tensor.numpy().astype(np.float32)).all() for tensor in found[:4])
+    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + size * math.prod(tensor.shape)) for tensor in found)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     assert sum(end - begin for begin, end in spans) > 90e6
     assert all(begin % 64 == 0 for begin, _ in spans)

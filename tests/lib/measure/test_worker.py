@@ -5,7 +5,7 @@ import itertools
 import pytest
 import tvm
 
-from lib.measure import timing
+from lib.measure import timing, worker
 from lib.measure.protocol import Build, Compile, Define, Drop, Param, Time
 from lib.measure.worker import Kernels
 from lib.tir import traces
@@ -40,6 +40,19 @@ def test_weights_of_some_size_are_read_from_memory(cpu, monkeypatch, workload, n
     assert len(warm.latencies) == len(cold.latencies) == 2
     for data, _, out in itertools.chain(*seen):  # what is computed is not moved
         assert (data.same_as(seen[0][0][0]), out.same_as(seen[0][0][2])) == (True, True)
+
+
+def test_the_memory_for_cold_weights_is_made_once(cpu, monkeypatch):
+    made, memory = [], timing.ColdMemory
+    monkeypatch.setattr(worker, "ColdMemory", lambda dtype: made.append(dtype) or memory(dtype))
+    kernels = Kernels(cpu.tvm())
+    kernels.define(Define(tvm.ir.save_json(marked(matmul(ROWS, COLUMNS, DEPTH)))))
+    kernels.build(Build("c", traces.EMPTY_TRACE))
+
+    for _ in range(3):
+        kernels.time(Time("c", 1, 0.001, cold_weights=True))
+
+    assert made == ["float32"]
 
 
 def test_another_workload_replaces_the_one_before(cpu, tmp_path):

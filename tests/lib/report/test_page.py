@@ -264,3 +264,27 @@ def test_the_page_says_what_learning_saved():
 
     assert "30 trials of first looks, about 20 s, 15 trials recalled, about 10 s" in text
     assert "of what is shipped: 3 adapted" in text
+
+
+def test_in_bf16_it_is_the_form_of_an_operator_that_keeps_it_in_floats():
+    rows = subgraph("a", 1, 0.001, operator="matmul_bf16"), subgraph("b", 3, 0.001, operator="depthwise_conv2d")
+
+    text = Parsed(run_page(replace(RUN, subgraphs=rows, facts={**FACTS, "tolerance": 0.05}))).text
+
+    assert "In float32 stayed 3 of depthwise_conv2d: a depthwise convolution." in text
+
+
+def test_what_stayed_in_floats_is_told_with_the_reason_where_others_are_narrow():
+    rows = (
+        subgraph("a", 1, 0.001, operator="matmul_int8"), subgraph("b", 3, 0.001, operator="batch_matmul"),
+        subgraph("c", 2, 0.001, operator="softmax"),
+    )  # fmt: skip
+    narrow = replace(RUN, subgraphs=rows, facts={**FACTS, "tolerance": 0.05, "peak_flops_int8": 400e9})
+
+    text = Parsed(run_page(narrow)).text
+
+    assert "In float32 stayed 3 of batch_matmul: not quantised in the file, or not as instructions take it." in text
+    assert "(0.05 is allowed in this precision)" in text
+    assert "measured on this device; of int8 400" in text
+    assert "1.00 MFLOP a call: 1.0 GFLOP/s, 0.2 % of the peak" in text
+    assert "In float32 stayed" not in Parsed(run_page()).text

@@ -1,3 +1,4 @@
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -24,7 +25,7 @@ def test_integers_stay_below_their_bound(dtype):
     assert (values.dtype, values.min(), values.max()) == (np.dtype(dtype), 0, 6)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_integers_without_a_known_bound_are_small_and_positive(dtype):
     values = random_values((1000,), dtype, 0, seed=0)
 
@@ -115,3 +116,42 @@ def test_programs_of_which_something_is_finite_run_once():
 
 def test_programs_without_any_finite_result_verify_nothing():
     assert largest_error(lambda _: [[np.array([NAN])]] * 2, [np.array([-1.0])]) == INF
+
+
+def test_neighbouring_bf16_are_no_error_but_those_after_the_next_are():
+    expected = np.array([1.0, -3.0, 100.0]).astype(ml_dtypes.bfloat16)
+    bits = expected.view(np.uint16)
+
+    def error(steps):
+        found = (bits + np.uint16(steps)).view(ml_dtypes.bfloat16)
+        return largest_error(lambda _inputs: ([expected], [found]), [])
+
+    assert error(0) == error(1) == 0
+    assert error(2) > 0
+
+
+def test_a_wrong_result_in_bf16_is_an_error():
+    expected, found = (np.array(values).astype(ml_dtypes.bfloat16) for values in ([1.0, 2.0], [1.0, 2.5]))
+
+    assert largest_error(lambda _inputs: ([expected], [found]), []) == 0.25
+
+
+def test_bytes_may_be_their_neighbours_one_in_a_thousand_and_no_more():
+    expected = np.full(2000, 100, np.uint8)
+
+    def error(n, by=1):
+        found = expected.copy()
+        found[:n] += by
+        return largest_error(lambda _inputs: ([expected], [found]), [])
+
+    assert error(0) == error(2) == 0
+    assert error(3) == 0.01
+    assert error(1, by=2) == 0.02
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_bytes_have_all_their_values(dtype):
+    values = random_values((100, 100), dtype, 0, seed=0)
+
+    assert values.dtype == dtype
+    assert len(np.unique(values)) == 256

@@ -49,7 +49,7 @@ def in_numpy(make, x, *affine):
 
 
 @pytest.mark.parametrize("make", [softmax, layer_norm, maximum])
-@pytest.mark.parametrize("shape", [(N, WIDTH), (2, 3, 4, WIDTH)])
+@pytest.mark.parametrize("shape", [(N, WIDTH), (2, 3, 4, WIDTH), (N, 63), (2, 3, 4, 37), (12, 100)])
 def test_every_program_computes_what_it_should(cpu, make, shape):
     workload = make(cpu, *shape)
     rng = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def test_every_program_computes_what_it_should(cpu, make, shape):
     assert len(schedules) >= 4
     for schedule in schedules:
         text = schedule.mod.script()
-        assert text.count("T.parallel(") == 1
+        assert (text.count("T.parallel(") == 1) != (text.count('"parallel": 1') == 1)
         # TVM's `rfactor` knows maxima that begin with the lowest finite number alone; ours begin with -inf.
         assert make is maximum or "T.vectorized(" in text
         found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
@@ -76,12 +76,11 @@ def over_lines():
     return as_workload(te.create_prim_func([x, te.compute((WIDTH,), lambda j: te.sum(x[axis, j], axis))]))
 
 
-@pytest.mark.parametrize("name", ["product", "sum over lines", "odd width", "short", "a single row"])
-def test_other_sums_and_rows_that_fill_no_vectors_are_left_alone(cpu, name):
+@pytest.mark.parametrize("name", ["product", "sum over lines", "short", "a single row"])
+def test_other_sums_and_short_rows_are_left_alone(cpu, name):
     workload: tvm.IRModule = {
         "product": matmul,
         "sum over lines": over_lines,
-        "odd width": lambda: softmax(cpu, N, 63),
         "short": lambda: softmax(cpu, N, 4),
         "a single row": lambda: softmax(cpu, WIDTH),
     }[name]()

@@ -24,6 +24,12 @@ def shuffled(builder, x):
     return op.reshape(builder.emit(op.permute_dims(groups, [0, 1, 3, 2])), (2, 5, 24))
 
 
+def pairs(builder, x):
+    """Keys with two neighbours of each head side by side for each token, as `lib.graph.packing` has them."""
+    heads = builder.emit(op.reshape(builder.emit(keys(builder, x)), (HEADS, SIZE // 2, 2, TOKENS)))
+    return op.permute_dims(heads, [0, 1, 3, 2])
+
+
 def to_channels_last(builder, x):
     return op.nn.relu(builder.emit(op.permute_dims(x, [0, 2, 3, 1])))
 
@@ -35,6 +41,11 @@ def to_channels_last(builder, x):
             keys,
             (TOKENS, 3 * HEADS * SIZE),
             lambda x: x[:, HEADS * SIZE : 2 * HEADS * SIZE].reshape(TOKENS, HEADS, SIZE).transpose(1, 2, 0),
+        ),
+        (
+            pairs,
+            (TOKENS, 3 * HEADS * SIZE),
+            lambda x: x[:, HEADS * SIZE : 2 * HEADS * SIZE].reshape(TOKENS, HEADS, -1, 2).transpose(1, 2, 0, 3),
         ),
         (to_channels_last, (1, 12, 8, 20), lambda x: np.maximum(x.transpose(0, 2, 3, 1), 0)),
         (lambda _, x: op.permute_dims(x, [1, 0]), (7, 48), lambda x: x.T),

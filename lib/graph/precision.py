@@ -1,0 +1,208 @@
+"""Products and convolutions in bf16: they read bf16 and sum in float32; all else stays in float32.
+
+A CPU with instructions for bf16 multiplies twice as many of them as floats, and reads half the bytes. Weights are
+converted once. Of the data, a tensor that a product reads is stored in bf16 by whoever computes it, once, for all that
+read it: were it kept in float32 for the others, as for the addition at the end of a residual block, it would be written
+twice. But what a norm makes is kept for them: where sums go from norm to norm, as in BERT, its rounding made two thirds
+of all error. So norms, softmax and sums have float32 within them, and are rounded only where a product reads them.
+
+Products of bytes, which quantised files have, are as `lib.graph.rules.quantization` makes them; what is added here are
+the channels that their instructions need.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax import op, transform
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from lib.graph import packing, reweight
+from lib.graph.fusion import Model
+from lib.graph.reweight import Replacement, shape_of
+from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, is_call, is_channels_last, rewrite, rule
+from lib.machine.dots import BF16, INT8
+
+_WIDE, _NARROW, _SUMS = "float32", "bfloat16", "int32"
+_NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.group_norm", "relax.nn.instance_norm")
+_MOVES = ("relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_dims", "relax.strided_slice",
+          "relax.flatten", "relax.broadcast_to")  # fmt: skip
+_LEAST_SHARE = 4  # a slice of less than one in so many elements is rounded by itself
+
+
+def in_bf16(model: Model, lanes: int) -> Model:
+    """The model with its products, and its convolutions in NHWC, in bf16; the same model if it has none. Input channels
+    are padded to what an instruction takes at once, but for those in groups: these stay if they are not whole.
+
+    Args:
+        lanes: Of the machine's vectors.
+    """
+    found = reweight.replaced(model, [partial(_replacement, BF16.depth)])
+    found = packing.pack(found, BF16, lanes, _WIDE)
+    if found is model:
+        return model
+    return Model(_rounded_early(found.module), found.weights)
+
+
+def in_quads(model: Model, lanes: int) -> Model:
+    """The model with its products of bytes as instructions take them, padded to a multiple of input channels."""
+    found = packing.pack(reweight.replaced(model, [partial(_quads, INT8.depth)]), INT8, lanes)
+    return _with_activations_in_floats(found)
+
+
+@rule("relax.astype")
+def rounded_parts(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Parts of a concatenation that is rounded are rounded by who computes them."""
+    joined = rewriter.calls(call.args[0], "relax.concat")
+    parts = rewriter.fields(joined.args[0]) if joined is not None else None
+    if joined is None or parts is None or not _is_rounding(call) or not rewriter.read_once(call.args[0]):
+        return None
+    narrow = [rewriter.emit(op.astype(part, _NARROW)) for part in parts]
+    return op.concat(narrow, None if joined.attrs.axis is None else int(joined.attrs.axis))
+
+
+@rule("relax.astype")
+def rounded_before_it_is_moved(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """So that who computes a tensor stores it in bf16, and half as many bytes are moved."""
+    moved = rewriter.calls(call.args[0], *_MOVES)
+    if moved is None or not _is_rounding(call) or not rewriter.read_once(call.args[0]):
+        return None
+    if math.prod(shape_of(call.args[0])) * _LEAST_SHARE < math.prod(shape_of(moved.args[0])):
+        return None
+    narrow = rewriter.emit(op.astype(moved.args[0], _NARROW))
+    return relax.Call(moved.op, [narrow, *moved.args[1:]], moved.attrs, moved.ty_args)
+
+
+def in_floats(model: Model) -> Model:
+    """The model with its contractions of bytes in float32, between casts, for CPUs that multiply vectors of integers
+    slower than those of floats (AVX2). Sums below 2**24 are exact; larger ones are rounded like any float."""
+    return _with_activations_in_floats(reweight.replaced(model, [_of_floats]))
+
+
+def _with_activations_in_floats(model: Model) -> Model:
+    module = rewrite(model.module, [activations_in_floats])
+    return model if tvm_ffi.structural_equal(module, model.module) else Model(module, model.weights)
+
+
+@rule("relax.matmul")
+def activations_in_floats(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Products of two activations in bytes that no instruction takes."""
+    if dtype(call) != _SUMS or packing.of_activations(rewriter, call) is None:
+        return None
+    factors = [rewriter.emit(op.astype(each, _WIDE)) for each in call.args]
+    return op.astype(rewriter.emit(op.matmul(*factors)), _SUMS)
+
+
+def _of_floats(call: relax.Call) -> Replacement | None:
+    if not is_call(call, *CONTRACTIONS) or dtype(call.args[1]) != "int8":
+        return None
+    shape = shape_of(call.args[1])
+    return Replacement("floats", lambda weight: weight.astype(np.float32), shape, _emit_of_floats, _WIDE)
+
+
+def _emit_of_floats(builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
+    data = builder.emit(op.astype(args[0], _WIDE))
+    return op.astype(builder.emit(alike(call, data, args[1], _WIDE)), _SUMS)
+
+
+def _quads(depth: int, call: relax.Call) -> Replacement | None:
+    if not is_call(call, *CONTRACTIONS) or dtype(call.args[1]) != "int8":
+        return None
+    weight = shape_of(call.args[1])
+    more = -weight[-2] % depth if len(weight) > 1 else 0
+    if not more or not _sums_input_channels(call, weight, depth):
+        return None
+    return Replacement(
+        kind=("int8", more), value=partial(_deeper, more), shape=(*weight[:-2], weight[-2] + more, weight[-1]),
+        emit=partial(_emit, more, _SUMS), dtype="int8",
+    )  # fmt: skip
+
+
+def _replacement(depth: int, call: relax.Call) -> Replacement | None:
+    if not is_call(call, *CONTRACTIONS) or dtype(call) != _WIDE or dtype(call.args[0]) != _WIDE:
+        return None
+    weight, data = shape_of(call.args[1]), shape_of(call.args[0])
+    if not data or not _sums_input_channels(call, weight, depth):
+        return None
+    more = -weight[-2] % depth
+    return Replacement(
+        kind=(_NARROW, more), value=partial(_narrowed, more), shape=(*weight[:-2], weight[-2] + more, weight[-1]),
+        emit=partial(_emit, more, _WIDE), dtype=_NARROW,
+    )  # fmt: skip
+
+
+def _sums_input_channels(call: relax.Call, weight: tuple[int, ...], depth: int) -> bool:
+    """Whether a product or convolution sums over input channels, which are the weight's last axis but one, so many at
+    once: all of them, or those of a group, to which none can be added."""
+    if is_call(call, "relax.matmul"):
+        return len(weight) == 2
+    return is_channels_last(call) and (int(call.attrs.groups) == 1 or weight[-2] % depth == 0)
+
+
+def _narrowed(more: int, weight: np.ndarray) -> np.ndarray:
+    """A weight in bf16, with so many input channels of zeros after its own."""
+    return _deeper(more, weight).astype(ml_dtypes.bfloat16)
+
+
+def _deeper(more: int, weight: np.ndarray) -> np.ndarray:
+    return np.pad(weight, [(0, 0)] * (weight.ndim - 2) + [(0, more), (0, 0)])
+
+
+def _emit(
+    more: int, sums: str, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
+) -> relax.Expr:
+    data, weight = args
+    if sums == _WIDE:
+        data = builder.emit(op.astype(data, _NARROW))
+    if more:
+        width = [0] * (2 * len(shape_of(call.args[0])) - 1) + [more]
+        data = builder.emit(op.nn.pad(data, width, "constant", 0.0))
+    return alike(call, data, weight, sums)
+
+
+def _rounded_early(module: tvm.IRModule) -> tvm.IRModule:
+    """What products read, in bf16 as soon as it is computed: before it is moved, and once."""
+    before = None
+    while before is None or not tvm_ffi.structural_equal(module, before):  # what is rounded once is moved once
+        before, module = module, _stored_once(rewrite(module, [rounded_before_it_is_moved, rounded_parts]))
+    return module
+
+
+def _stored_once(module: tvm.IRModule) -> tvm.IRModule:
+    """Whatever is rounded for one reader is rounded for all of them; results of the model, and of norms, are not."""
+    function = module["main"]
+    values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+    rounded = {call.args[0] for call in values.values()
+               if _is_rounding(call) and isinstance(call.args[0], relax.DataflowVar)
+               and not is_call(values.get(call.args[0]), *_NORMS)}  # fmt: skip
+    changed = _Rounder(module, rounded).visit_expr(function)
+    functions = {gvar: changed if gvar.name_hint == "main" else f for gvar, f in module.functions_items()}
+    return transform.CanonicalizeBindings()(tvm.IRModule(functions, attrs=module.attrs))
+
+
+def _is_rounding(expr: relax.Expr) -> bool:
+    return is_call(expr, "relax.astype") and (dtype(expr.args[0]), str(expr.attrs.dtype)) == (_WIDE, _NARROW)
+
+
+@mutator
+class _Rounder(PyExprMutator):
+    def __init__(self, module: tvm.IRModule, rounded: set[relax.Var]) -> None:
+        super().__init__(module)
+        self._rounded, self._narrow = rounded, dict[relax.Var, relax.Var]()
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        super().visit_var_binding_(binding)
+        if binding.var in self._rounded:
+            narrow = self.builder_.emit(op.astype(self.visit_expr(binding.var), _NARROW))
+            wide = self.builder_.emit(op.astype(narrow, _WIDE))
+            self.set_var_remap(binding.var, wide)
+            self._narrow[wide] = narrow
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        return self._narrow.get(call.args[0], call) if _is_rounding(call) else call

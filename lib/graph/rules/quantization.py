@@ -1,0 +1,299 @@
+"""Integers for what ONNX writes as floats between `dequantize` and `quantize` (QDQ): before all other rules.
+
+A convolution or product of dequantised bytes is one of the bytes themselves, with sums in int32, which are then scaled:
+
+    sum (x - z) * s * w * t  =  (sum x * w  -  z * sum w) * s * t
+
+so that only the scaling, and what follows it, is left in float32, where FuseOps puts it at the end of the kernel; there
+the next `quantize` rounds as ONNX defines it, to the nearest, ties to even. What is padded with zeros is, in bytes,
+padded with their zero point. Signed activations are made unsigned where they are quantised: that is what instructions
+take (`lib.machine.dots`), and the zero point says the difference.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dtype, rule
+
+_Q, _DQ = "relax.quantize", "relax.dequantize"
+_BYTES = {"uint8": (0, 255), "int8": (-128, 127)}
+_SIGN = 128  # by which unsigned bytes are larger than signed ones
+_MOVES = ("relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_dims", "relax.flatten",
+          "relax.strided_slice")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """Bytes that count in units of a scale for each output channel."""
+
+    values: np.ndarray  # int8
+    scales: np.ndarray  # one, or one for each channel
+
+
+def _scalars(rewriter: Rewriter, call: relax.Call) -> tuple[float, int] | None:
+    """Scale and zero point of a call of either operator, where they are constants for the whole tensor."""
+    scale, zero = rewriter.value(call.args[1]), rewriter.value(call.args[2])
+    if scale is None or zero is None or scale.size != 1 or zero.size != 1:
+        return None
+    return float(scale.reshape(())), int(zero.reshape(()))
+
+
+def _activation(rewriter: Rewriter, expr: relax.Expr) -> tuple[relax.Expr, float, int] | None:
+    """Unsigned bytes that an expression dequantises, with their scale and zero point."""
+    call = rewriter.calls(expr, _DQ)
+    found = _scalars(rewriter, call) if call is not None else None
+    if call is None or found is None or dtype(call.args[0]) != "uint8" or rewriter.value(call.args[0]) is not None:
+        return None
+    return call.args[0], *found
+
+
+def _weight(rewriter: Rewriter, expr: relax.Expr, channels: int) -> _Weight | None:
+    """The signed bytes that an expression dequantises, with scales along an axis; symmetric ones alone."""
+    order = None
+    if (moved := rewriter.calls(expr, "relax.permute_dims")) is not None:
+        order, expr = moved.attrs.axes, moved.args[0]
+    call = rewriter.calls(expr, _DQ)
+    if call is None:
+        return None
+    values, scales, zeros = (rewriter.value(arg) for arg in call.args)
+    if values is None or scales is None or zeros is None or values.dtype not in (np.int8, np.uint8):
+        return None
+    offset = _SIGN if values.dtype == np.uint8 else 0
+    axis = int(call.attrs.axis) % values.ndim
+    if np.any(zeros.astype(np.int64) != offset) or scales.ndim > 1:
+        return None
+    if order is not None or moved is not None:
+        axes = [int(n) for n in order] if order is not None else list(reversed(range(values.ndim)))
+        values, axis = np.transpose(values, axes), axes.index(axis)
+    if scales.size > 1 and axis != channels % values.ndim:
+        return None
+    return _Weight((values.astype(np.int16) - offset).astype(np.int8), scales.reshape(-1).astype(np.float32))
+
+
+@rule(_DQ)
+def unsigned_activation(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Signed bytes that come from `quantize` could as well be unsigned, 128 larger."""
+    made, found = rewriter.calls(call.args[0], _Q), _scalars(rewriter, call)
+    if made is None or found is None or dtype(call.args[0]) != "int8":
+        return None
+    before = _scalars(rewriter, made)
+    if before is None:
+        return None
+    quantized = rewriter.emit(_quantize(made.args[0], before[0], before[1] + _SIGN, "uint8"))
+    return _dequantize(quantized, found[0], found[1] + _SIGN, "uint8")
+
+
+def _quantize(data: relax.Expr, scale: float, zero: int, kind: str) -> relax.Expr:
+    return op.quantize(data, constant(np.array(scale, np.float32)), constant(np.array(zero, kind)), out_dtype=kind)
+
+
+def _dequantize(data: relax.Expr, scale: float, zero: int, kind: str) -> relax.Expr:
+    parameters = constant(np.array(scale, np.float32)), constant(np.array(zero, kind))
+    return op.dequantize(data, *parameters, out_dtype="float32")
+
+
+@rule(*CONVOLUTIONS)
+def integer_convolution(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Of dequantised bytes, in NCHW, or NCW, as ONNX has it."""
+    attrs = call.attrs
+    if (str(attrs.data_layout), str(attrs.kernel_layout)) not in (("NCHW", "OIHW"), ("NCW", "OIW")):
+        return None
+    data, weight = _activation(rewriter, call.args[0]), _weight(rewriter, call.args[1], 0)
+    if data is None or weight is None:
+        return None
+    image, scale, zero = data
+    padding = [int(n) for n in attrs.padding]  # before each axis of space, then after each
+    rank = len(padding) // 2
+    if any(padding):
+        width = [0, 0, 0, 0, *(padding[n + side * rank] for n in range(rank) for side in (0, 1))]
+        image = rewriter.emit(op.nn.pad(image, width, "constant", float(zero)))
+    sums = alike(call, image, constant(weight.values), "int32", [0] * len(padding))
+    less = zero * weight.values.sum(tuple(range(1, rank + 2)), np.int64)
+    return _scaled(rewriter, sums, less, scale * weight.scales, (1, -1, *[1] * rank))
+
+
+@rule("relax.matmul")
+def integer_product(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Of dequantised bytes and a constant matrix of them."""
+    weight = _weight(rewriter, call.args[1], -1)
+    if weight is None or weight.values.ndim != 2:
+        return None
+    data = _activation(rewriter, call.args[0])
+    if data is None:
+        return _product_of_its_own_zero(rewriter, call.args[0], weight)
+    sums = op.matmul(data[0], constant(weight.values), out_dtype="int32")
+    return _scaled(rewriter, sums, data[2] * weight.values.sum(0, np.int64), data[1] * weight.scales, (-1,))
+
+
+def _product_of_its_own_zero(rewriter: Rewriter, expr: relax.Expr, weight: _Weight) -> relax.Expr | None:
+    """The same of data whose zero point is known when it is (DynamicQuantizeLinear), in units of a constant scale."""
+    call = rewriter.calls(expr, _DQ)
+    scale = rewriter.value(call.args[1]) if call is not None else None
+    if call is None or scale is None or scale.size != 1 or rewriter.value(call.args[2]) is not None:
+        return None
+    if dtype(call.args[0]) != "uint8" or dtype(call.args[2]) != "uint8":
+        return None
+    if rewriter.shape(call.args[2]) not in ((), (1,)):
+        return None
+    sums = rewriter.emit(op.matmul(call.args[0], constant(weight.values), out_dtype="int32"))
+    zero = rewriter.emit(op.reshape(rewriter.emit(op.astype(call.args[2], "int32")), (1,)))
+    less = rewriter.emit(op.multiply(zero, constant(weight.values.sum(0, np.int32))))
+    nothing = np.zeros(1, np.int64)
+    return _scaled(rewriter, op.subtract(sums, less), nothing, float(scale.reshape(())) * weight.scales, (-1,))
+
+
+@rule("relax.matmul")
+def integer_product_of_activations(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Of two dequantised tensors with the same batch, as attention has them. With y in signed bytes:
+
+        sum (x - z) (y - v) s t  =  (sum x y  -  v sum x  -  z sum y  +  k z v) s t
+
+    where sums over x alone, and over y alone, are computed once for each row, and each column.
+    """
+    data, other = _activation(rewriter, call.args[0]), _activation(rewriter, call.args[1])
+    if data is None or other is None or len(rewriter.shape(call) or ()) < 3:
+        return None
+    (x, s, z), (unsigned, t, v) = data, other
+    shapes = rewriter.shape(x), rewriter.shape(unsigned)
+    if shapes[0] is None or shapes[1] is None or shapes[0][:-2] != shapes[1][:-2]:
+        return None
+    signed = rewriter.emit(op.subtract(rewriter.emit(op.astype(unsigned, "int32")), _integer(_SIGN)))
+    y, v = rewriter.emit(op.astype(signed, "int8")), v - _SIGN
+    sums = op.matmul(x, y, out_dtype="int32")
+    for factor, axis, zero in ((x, -1, v), (y, -2, z)):
+        if zero:
+            alone = rewriter.emit(op.sum(rewriter.emit(op.astype(factor, "int32")), axis, keepdims=True))
+            sums = op.subtract(rewriter.emit(sums), rewriter.emit(op.multiply(alone, _integer(zero))))
+    less = np.array([-shapes[0][-1] * z * v])
+    return _scaled(rewriter, sums, less, np.array([s * t]), (1,) * len(shapes[0]))
+
+
+def _integer(value: int) -> relax.Expr:
+    return constant(np.array([value], np.int32))
+
+
+@rule("relax.astype")
+def integers_again(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Sums that were scaled by one, and are to be integers."""
+    scaled = rewriter.calls(call.args[0], "relax.multiply")
+    factor = rewriter.value(scaled.args[1]) if scaled is not None else None
+    if scaled is None or factor is None or np.any(factor != 1) or str(call.attrs.dtype) != "int32":
+        return None
+    wide = rewriter.calls(scaled.args[0], "relax.astype")
+    return wide.args[0] if wide is not None and dtype(wide.args[0]) == "int32" else None
+
+
+def _scaled(
+    rewriter: Rewriter, sums: relax.Expr, less: np.ndarray, scales: np.ndarray, shape: tuple[int, ...]
+) -> relax.Expr:
+    """Sums in int32, less what the zero point adds to them, as floats."""
+    sums = rewriter.emit(sums)
+    if less.any():
+        sums = rewriter.emit(op.add(sums, constant((-less).astype(np.int32).reshape(shape))))
+    if scales.size == 1:
+        shape = (1,) * len(shape)
+    factors = constant(scales.astype(np.float32).reshape(shape))
+    return op.multiply(rewriter.emit(op.astype(sums, "float32")), factors)
+
+
+@rule("relax.nn.max_pool2d")
+def pooled_bytes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """The largest of dequantised bytes is the largest of the bytes, dequantised."""
+    data, attrs = _activation(rewriter, call.args[0]), call.attrs
+    if data is None:
+        return None
+    pooled = op.nn.max_pool2d(
+        data[0], [int(n) for n in attrs.pool_size], [int(n) for n in attrs.strides], [int(n) for n in attrs.padding],
+        [int(n) for n in attrs.dilation], bool(attrs.ceil_mode), bool(attrs.count_include_pad), str(attrs.layout),
+    )  # fmt: skip
+    return _dequantize(rewriter.emit(pooled), data[1], data[2], "uint8")
+
+
+@rule(*_MOVES)
+def moved_bytes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Bytes are moved before they are dequantised."""
+    data = _activation(rewriter, call.args[0])
+    if data is None:
+        return None
+    moved = relax.Call(call.op, [data[0], *call.args[1:]], call.attrs, call.ty_args)
+    return _dequantize(rewriter.emit(moved), data[1], data[2], "uint8")
+
+
+@rule(_Q)
+def quantized_parts(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Parts of a concatenation are quantised by who computes them, and joined as bytes."""
+    joined, found = rewriter.calls(call.args[0], "relax.concat"), _scalars(rewriter, call)
+    parts = rewriter.fields(joined.args[0]) if joined is not None else None
+    if joined is None or found is None or parts is None or not rewriter.read_once(call.args[0]):
+        return None
+    if str(call.attrs.out_dtype) != "uint8":
+        return None  # signed ones are made unsigned first
+    quantized = [rewriter.emit(_quantize(part, *found, "uint8")) for part in parts]
+    return op.concat(quantized, None if joined.attrs.axis is None else int(joined.attrs.axis))
+
+
+@rule(_Q)
+def quantized_again(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Bytes that are dequantised and quantised as they were."""
+    before = rewriter.calls(call.args[0], _DQ)
+    if before is None or dtype(before.args[0]) != str(call.attrs.out_dtype):
+        return None
+    mine, theirs = _scalars(rewriter, call), _scalars(rewriter, before)
+    return before.args[0] if mine is not None and mine == theirs else None
+
+
+# After those above, which need to see them.
+
+
+@rule(_DQ)
+def plain_dequantize(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Constants are dequantised at once, all else by plain arithmetic."""
+    values, scales, zeros = (rewriter.value(arg) for arg in call.args)
+    if scales is None or zeros is None:
+        return None
+    shape = rewriter.shape(call)
+    if shape is None or str(call.attrs.out_dtype) != "float32" or zeros.dtype.kind not in "iu":
+        return None
+    along = _along(scales, int(call.attrs.axis), len(shape)), _along(zeros, int(call.attrs.axis), len(shape))
+    if values is not None:
+        return constant(((values.astype(np.int64) - along[1]) * along[0].astype(np.float32)).astype(np.float32))
+    if dtype(call.args[0]) not in _BYTES:
+        return None  # differences of wider integers are not exact in float32
+    wide = rewriter.emit(op.astype(call.args[0], "float32"))
+    if zeros.any():
+        wide = rewriter.emit(op.subtract(wide, constant(along[1].astype(np.float32))))
+    return op.multiply(wide, constant(along[0].astype(np.float32)))
+
+
+@rule(_Q)
+def plain_quantize(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """By plain arithmetic, with a product in place of a division, which would take several times as long."""
+    scales, zeros = rewriter.value(call.args[1]), rewriter.value(call.args[2])
+    kind, shape = str(call.attrs.out_dtype), rewriter.shape(call)
+    if scales is None or zeros is None or shape is None or kind not in _BYTES:
+        return None
+    axis, rank = int(call.attrs.axis), len(shape)
+    factors = _along((1.0 / scales.astype(np.float64)).astype(np.float32), axis, rank)
+    rounded = rewriter.emit(op.round(rewriter.emit(op.multiply(call.args[0], constant(factors)))))
+    if zeros.any():
+        rounded = rewriter.emit(op.add(rounded, constant(_along(zeros, axis, rank).astype(np.float32))))
+    return op.astype(rewriter.emit(op.clip(rounded, *map(float, _BYTES[kind]))), kind)
+
+
+def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
+    """Values along an axis of a tensor of some rank; one for all as a tensor, too, so that it becomes a parameter, and
+    subgraphs that differ in it alone are one."""
+    shape = [1] * rank
+    if values.size > 1:
+        shape[axis % rank] = values.size
+    return values.reshape(shape)
+
+
+INTEGERS: list[Rule] = [
+    unsigned_activation, integer_convolution, integer_product, integer_product_of_activations, integers_again,
+    pooled_bytes, moved_bytes, quantized_parts, quantized_again,
+]  # fmt: skip
+PLAIN: list[Rule] = [plain_dequantize, plain_quantize]

@@ -1,0 +1,121 @@
+"""ONNX files in float32 quantised to bytes by ONNX Runtime, with samples of inputs to find the ranges of tensors.
+
+What comes of it is a file as users bring them (QDQ), and is imported like one. ONNX Runtime is an extra, since nothing
+else needs it: `pip install family-tuner[int8]`.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from lib.contracts import digests, tables
+from lib.contracts.errors import ConfigError, ModelError
+
+_OPSET = 13  # the first with scales along an axis
+_PRODUCTS = ("Conv", "MatMul", "Gemm")
+# Beside convolutions: what would else have to go back to floats between them.
+_BETWEEN = ("Add", "MaxPool", "Relu", "Clip", "Concat", "Reshape", "Transpose", "Flatten", "GlobalAveragePool")
+
+
+def quantized(file: Path, calibration: Path, folder: Path) -> Path:
+    """The quantised file, in a folder; made if it is not there of the same file and samples.
+
+    Args:
+        calibration: A folder of `.npz` files, each with a sample: an array for each input, by its name. Or one such
+            file, whose arrays have all samples along an axis before the others.
+
+    Raises:
+        ConfigError: ONNX Runtime is not installed, or the samples do not fit.
+        ModelError: It cannot quantise the file.
+    """
+    try:
+        from onnxruntime import quantization as ort
+    except ImportError:
+        raise ConfigError(
+            "--precision int8 quantises with ONNX Runtime, which is not installed: pip install 'onnxruntime>=1.23', or "
+            "give a file that is quantised already (QDQ)."
+        ) from None
+    files = sorted(calibration.glob("*.npz")) if calibration.is_dir() else [calibration]
+    made_from = digests.of_text(digests.of_state(file), *map(digests.of_state, files))
+    out = folder / f"{file.stem}-int8-{made_from[:8]}.onnx"
+    if out.exists():
+        return out
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=tables.BUILDING) as work:
+        try:
+            _quantize(file, Path(work), ort, _samples(file, files))
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever its many passes raise for files that nobody tried
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise ModelError(f"{file}: ONNX Runtime cannot quantise it: {reason}") from error
+        (Path(work) / "quantized.onnx").replace(out)
+    return out
+
+
+def is_quantized(file: Path) -> bool:
+    """Whether a file has bytes between its operators."""
+    nodes = onnx.load(file, load_external_data=False).graph.node
+    return any(node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear") for node in nodes)
+
+
+def _quantize(file: Path, work: Path, ort: Any, samples: list[dict[str, np.ndarray]]) -> None:
+    proto, prepared = onnx.load(file), work / "prepared.onnx"
+    if max(each.version for each in proto.opset_import if each.domain in ("", "ai.onnx")) < _OPSET:
+        file = work / "newer.onnx"
+        onnx.save(onnx.version_converter.convert_version(proto, _OPSET), file)
+    ort.quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
+    graph = onnx.load(prepared).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    has_images = any(node.op_type == "Conv" for node in graph.node)
+    ort.quantize_static(
+        str(prepared), str(work / "quantized.onnx"), _Reader(samples), quant_format=ort.QuantFormat.QDQ,
+        per_channel=True, activation_type=ort.QuantType.QUInt8, weight_type=ort.QuantType.QInt8,
+        op_types_to_quantize=[*_PRODUCTS, *(_BETWEEN if has_images else ())],
+        nodes_to_exclude=[node.name for node in products if node.input[1] not in weights],
+    )  # fmt: skip
+
+
+class _Reader:
+    """What ONNX Runtime takes the samples from."""
+
+    def __init__(self, samples: list[dict[str, np.ndarray]]) -> None:
+        self._left: Iterator[dict[str, np.ndarray]] = iter(samples)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._left, None)
+
+
+def _samples(file: Path, files: list[Path]) -> list[dict[str, np.ndarray]]:
+    """Arrays by the names of the inputs, checked against them.
+
+    Raises:
+        ConfigError: There are none, or they do not fit.
+    """
+    graph = onnx.load(file, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in graph.input if v.name not in weights}
+    found: list[dict[str, np.ndarray]] = []
+    for path in files:
+        with np.load(path) as arrays:
+            sample = {name: arrays[name] for name in arrays.files}
+        if set(sample) != set(ranks):
+            raise ConfigError(f"--calibration {path} has {', '.join(sorted(sample)) or 'no arrays'}; expected one for "
+                              f"each input of {file}: {', '.join(sorted(ranks))}.")  # fmt: skip
+        more = {array.ndim - ranks[name] for name, array in sample.items()}
+        if more == {0}:
+            found.append(sample)
+        elif more == {1}:
+            found += [dict(zip(sample, rows, strict=True)) for rows in zip(*sample.values(), strict=True)]
+        else:
+            raise ConfigError(f"--calibration {path}: the inputs of {file} have the ranks {ranks}, its arrays "
+                              f"{ {name: array.ndim for name, array in sample.items()} }; expected the same, or one "
+                              "axis more, before the others, for several samples.")  # fmt: skip
+    if not found:
+        raise ConfigError("--calibration names no samples: expected a .npz file, or a folder of them.")
+    return found

@@ -1,0 +1,105 @@
+"""Operators of ONNX, and of ONNX Runtime, on bytes: as DequantizeLinear, the operator in floats, QuantizeLinear (QDQ).
+
+`lib.graph.rules.quantization` makes integers of these again, all in one way. What is exact in integers stays so:
+`ConvInteger` and `MatMulInteger` are dequantised with a scale of one, and their sums cast back, which those rules undo.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from lib.models.onnx_graph import Graph, Nodes, attributes
+
+
+def qlinear_conv(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """The scale of the bias is that of the products, which must be constant."""
+    data, weight, result = node.input[:3], node.input[3:6], node.input[6:8]
+    scales = [graph.value(data[1]), graph.value(weight[1])]
+    bias = [name for name in node.input[8:9] if name]
+    nodes = [_dequantized(graph, data), _dequantized(graph, weight, axis=0)]
+    if bias:
+        if scales[0] is None or scales[1] is None:
+            return None
+        scale = np.asarray(scales[0].reshape(()) * scales[1], np.float32)
+        zero = np.zeros(scale.shape, np.int32)
+        nodes.append(_dequantized(graph, [bias[0], graph.constant(scale), graph.constant(zero)], axis=0))
+    convolution = _as(graph.like(node, *(each.output[0] for each in nodes)), "Conv")
+    return graph.ending(node, [*nodes, convolution, _quantized(graph, convolution, *result)])
+
+
+def qlinear_matmul(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Of matrices with scales for each column, or for all."""
+    first, second, result = node.input[:3], node.input[3:6], node.input[6:8]
+    nodes = [_dequantized(graph, first), _dequantized(graph, second, axis=-1)]
+    product = graph.node("MatMul", *(each.output[0] for each in nodes))
+    return graph.ending(node, [*nodes, product, _quantized(graph, product, *result)])
+
+
+def q_gemm(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """ONNX Runtime's; the bias is in units of the products. Without a scale for its result that is in floats."""
+    names = [*node.input, *[""] * (9 - len(node.input))]
+    given = attributes(node, alpha=1.0, transA=0, transB=0)
+    scales = [graph.value(names[1]), graph.value(names[4])]
+    if scales[0] is None or scales[1] is None:
+        return None
+    nodes = [_dequantized(graph, names[:3]), _dequantized(graph, names[3:6], axis=0 if given["transB"] else 1)]
+    if names[6]:
+        scale = np.asarray(given["alpha"] * scales[0].reshape(()) * scales[1], np.float32)
+        zero = np.zeros(scale.shape, np.int32)
+        nodes.append(_dequantized(graph, [names[6], graph.constant(scale), graph.constant(zero)], axis=0))
+    gemm = graph.node("Gemm", *(each.output[0] for each in nodes), **given)
+    ended = [*nodes, gemm]
+    return graph.ending(node, [*ended, _quantized(graph, gemm, *names[7:9])] if names[7] else ended)
+
+
+def qlinear_binary(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """ONNX Runtime's sum or product of two tensors."""
+    names = [*node.input, *[""] * (8 - len(node.input))]
+    nodes = [_dequantized(graph, names[:3]), _dequantized(graph, names[3:6])]
+    result = graph.node(node.op_type.removeprefix("QLinear"), *(each.output[0] for each in nodes))
+    return graph.ending(node, [*nodes, result, _quantized(graph, result, *names[6:8])])
+
+
+def qlinear_global_average_pool(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """ONNX Runtime's, of channels in front."""
+    if attributes(node, channels_last=0)["channels_last"]:
+        return None
+    data = _dequantized(graph, node.input[:3])
+    pooled = graph.node("GlobalAveragePool", data.output[0])
+    return graph.ending(node, [data, pooled, _quantized(graph, pooled, *node.input[3:5])])
+
+
+def of_integers(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """ConvInteger and MatMulInteger, with zero points or without."""
+    names = [*node.input, *[""] * (4 - len(node.input))]
+    one = graph.constant(np.array(1.0, np.float32))
+    nodes = []
+    for data, zero in ((names[0], names[2]), (names[1], names[3])):
+        value = graph.value(zero) if zero else np.zeros((), graph.dtype(data))
+        if value is not None:
+            if value.size > 1:
+                return None
+            zero = graph.constant(value.reshape(()))
+        nodes.append(_dequantized(graph, [data, one, zero]))
+    kind = node.op_type.removesuffix("Integer")
+    result = _as(graph.like(node, *(each.output[0] for each in nodes)), "Conv" if kind == "Conv" else "MatMul")
+    return graph.ending(node, [*nodes, result, graph.node("Cast", result.output[0], to=TensorProto.INT32)])
+
+
+def _as(node: onnx.NodeProto, operator: str) -> onnx.NodeProto:
+    node.op_type, node.domain = operator, ""
+    return node
+
+
+def _dequantized(graph: Graph, names: Sequence[str], axis: int | None = None) -> onnx.NodeProto:
+    """Of bytes, their scale, and their zero point, if there is one."""
+    data, scale, zero = [*names, ""][:3]
+    value = graph.value(scale)
+    along = {} if axis is None or value is None or value.size == 1 else {"axis": axis}
+    return helper.make_node("DequantizeLinear", [n for n in (data, scale, zero) if n], [graph.fresh()], **along)
+
+
+def _quantized(graph: Graph, made: onnx.NodeProto, scale: str, zero: str = "") -> onnx.NodeProto:
+    return graph.node("QuantizeLinear", *(n for n in (made.output[0], scale, zero) if n))

@@ -1,0 +1,108 @@
+"""Kernels that say what the CPU lacks, where it lacks what they were compiled for; else they would end the process.
+
+Compilers may write any instruction that they were told a CPU has, and a CPU that meets one that it does not know stops
+the program: of a library that was copied to another machine, the user sees `Illegal instruction` at best. So each
+kernel asserts first that the CPU has all of them. It is asked once (`cpuid`); after that this is a load and a branch.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection
+
+import tvm
+from tvm import tirx
+from tvm.target import Target, codegen
+
+# By LLVM's names, those that it uses without being asked to: where cpuid has them (leaf, subleaf, register, bit; the
+# registers are eax, ebx, ecx, edx), as in Intel's "Software Developer's Manual", volume 2, CPUID.
+PLACES = {
+    "fma": (1, 0, 2, 12), "movbe": (1, 0, 2, 22), "popcnt": (1, 0, 2, 23), "avx": (1, 0, 2, 28), "f16c": (1, 0, 2, 29),
+    "lzcnt": (0x80000001, 0, 2, 5), "bmi": (7, 0, 1, 3), "avx2": (7, 0, 1, 5), "bmi2": (7, 0, 1, 8),
+    "avx512f": (7, 0, 1, 16), "avx512dq": (7, 0, 1, 17), "avx512ifma": (7, 0, 1, 21), "avx512cd": (7, 0, 1, 28),
+    "avx512bw": (7, 0, 1, 30), "avx512vl": (7, 0, 1, 31), "avx512vbmi": (7, 0, 2, 1), "avx512vbmi2": (7, 0, 2, 6),
+    "gfni": (7, 0, 2, 8), "avx512vnni": (7, 0, 2, 11), "avx512bitalg": (7, 0, 2, 12),
+    "avx512vpopcntdq": (7, 0, 2, 14), "avx512fp16": (7, 0, 3, 23), "avxvnni": (7, 1, 0, 4),
+    "avx512bf16": (7, 1, 0, 5),
+}  # fmt: skip
+_SAVED = (1, 0, 2, 27)  # the operating system keeps registers when it changes between threads; xgetbv says which
+_VECTORS, _LONG_VECTORS = 0x6, 0xE6  # of the registers that xgetbv tells: those of AVX, and of AVX-512 as well
+_FUNCTION = "family_tuner_cpu_has_all"
+_PACKED = 1  # tvm::CallingConv: functions that the host calls
+
+_TEXT = """
+@{name}_known = internal global i32 -1
+define linkonce_odr i32 @{name}() noinline nounwind {{
+  %known = load i32, ptr @{name}_known
+  %asked = icmp sge i32 %known, 0
+  br i1 %asked, label %done, label %ask
+done:
+  ret i32 %known
+ask:
+{cpuid}
+  br i1 %{all}, label %saved, label %lacks
+saved:
+  %x = call {{ i32, i32 }} asm sideeffect "xgetbv", "={{ax}},={{dx}},{{cx}}"(i32 0)
+  %low = extractvalue {{ i32, i32 }} %x, 0
+  %kept = and i32 %low, {registers}
+  %keeps = icmp eq i32 %kept, {registers}
+  br i1 %keeps, label %has, label %lacks
+has:
+  store i32 1, ptr @{name}_known
+  ret i32 1
+lacks:
+  store i32 0, ptr @{name}_known
+  ret i32 0
+}}
+"""
+_ASK = """  %q{n} = call {{ i32, i32, i32, i32 }}
+    asm sideeffect "cpuid", "={{ax}},={{bx}},={{cx}},={{dx}},0,2"(i32 {leaf}, i32 {sub})
+"""
+_COMPARE = """  %r{n}.{register} = extractvalue {{ i32, i32, i32, i32 }} %q{n}, {register}
+  %m{n}.{register} = and i32 %r{n}.{register}, {mask}
+  %c{n}.{register} = icmp eq i32 %m{n}.{register}, {mask}
+  %a{n}.{register} = and i1 {before}, %c{n}.{register}
+"""
+
+
+def needed(target: Target) -> list[str]:
+    """What kernels that are compiled for a target may need of an x86 CPU, by LLVM's names; empty for other CPUs, and
+    for the oldest of these."""
+    if target.kind.name != "llvm" or not str(target.attrs.get("mtriple", "")).startswith("x86_64"):
+        return []
+    features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    return sorted(features & set(PLACES)) if "avx" in features else []
+
+
+def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Have a lowered function assert first that the CPU has what it was compiled for.
+
+    The caller gets a RuntimeError that names it.
+    """
+    attrs = function.attrs or {}
+    names = needed(attrs["target"]) if "target" in attrs and int(attrs.get("calling_conv", 0)) == _PACKED else []
+    if not names:
+        return function
+    told = (
+        f"this library was compiled for a CPU with {', '.join(names)}, and this CPU, or its operating system, lacks "
+        "some of them. Compile the model for it: on this machine, or with --target."
+    )
+    has_all = tirx.EQ(tirx.call_extern("int32", _FUNCTION), tirx.const(1, "int32"))
+    # TVM 0.27's constructor names these two the other way round.
+    check = tirx.AssertStmt(has_all, tvm.ir.StringImm("RuntimeError"), [tvm.ir.StringImm(told)])
+    text = tvm.ir.StringImm(_text(names))
+    body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, tirx.SeqStmt([check, function.body]))
+    return function.with_body(body)
+
+
+def _text(names: Collection[str]) -> str:
+    """The function in LLVM's language that tells whether the CPU has all of these."""
+    masks: dict[tuple[int, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for leaf, sub, register, bit in [_SAVED, *(PLACES[name] for name in names)]:
+        masks[leaf, sub][register] |= 1 << bit
+    lines, so_far = [], "true"
+    for n, ((leaf, sub), registers) in enumerate(masks.items()):
+        lines.append(_ASK.format(n=n, leaf=leaf, sub=sub))
+        for register, mask in registers.items():
+            lines.append(_COMPARE.format(n=n, register=register, mask=mask, before=so_far))
+            so_far = f"%a{n}.{register}"
+    kept = _LONG_VECTORS if "avx512f" in names else _VECTORS
+    return _TEXT.format(name=_FUNCTION, cpuid="".join(lines), all=so_far.removeprefix("%"), registers=kept)

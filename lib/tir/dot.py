@@ -1,0 +1,128 @@
+"""Instructions that add several products to each lane of a vector, in place of a marked loop over the lanes.
+
+No loop makes LLVM emit `vdpbf16ps` or `vpdpbusd`, which add two or four products of neighbouring elements to each lane.
+So a space marks the loop over the lanes of a register tile, around the one over these products, with the name of an
+instruction (`lib.machine.dots`); when programs are lowered, one call takes the place of both. Until then a program says
+what it computes in plain arithmetic: its weights are packed, prefetched and peeled like any others, and where an
+instruction does not fit, as in vectors that are cut off at a border, the loops stay and compute the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlockRealize
+
+from lib.machine.dots import ARM_BF16, ARM_INT8, BF16, INT8, Dot, named
+from lib.tir import analysis
+
+MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
+
+_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), ARM_BF16: (4,), ARM_INT8: (4,)}  # lanes of vectors
+# TVM knows bf16 as integers, LLVM's intrinsics want its own type.
+_WRAPPER = """
+define <{n} x float> @{name}_{n}(<{n} x float> %c, <{m} x i16> %x, <{m} x i16> %w) alwaysinline nounwind {{
+  %a = bitcast <{m} x i16> %x to <{m} x bfloat>
+  %b = bitcast <{m} x i16> %w to <{m} x bfloat>
+  %r = call <{n} x float> @{intrinsic}(<{n} x float> %c, <{m} x bfloat> %a, <{m} x bfloat> %b)
+  ret <{n} x float> %r
+}}
+declare <{n} x float> @{intrinsic}(<{n} x float>, <{m} x bfloat>, <{m} x bfloat>)
+"""
+
+
+def _wrapper(dot: Dot, lanes: int) -> str:
+    x86, arm = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", f"llvm.aarch64.neon.bfdot.v{lanes}f32.v{2 * lanes}bf16"
+    return _WRAPPER.format(n=lanes, m=2 * lanes, name=dot.name, intrinsic=x86 if dot == BF16 else arm)
+
+
+def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Write instructions in place of marked loops that they fit; other programs stay as they are."""
+    marked = [loop for loop in analysis.walk(function.body, tirx.For) if MARK in loop.annotations]
+    if not marked:
+        return function
+    wrapped: set[tuple[Dot, int]] = set()
+
+    def with_instruction(loop: tirx.For) -> Any:
+        if MARK not in loop.annotations:
+            return loop
+        found = _instruction(loop)
+        if found is None:
+            return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body)
+        if (dot := named(str(loop.annotations[MARK]))).data == "bfloat16":
+            wrapped.add((dot, int(loop.extent)))
+        return found
+
+    body = tvm_ffi.structural_map(function.body, (tirx.For, with_instruction))
+    for dot, lanes in sorted(wrapped, key=lambda each: each[1]):
+        text = tvm.ir.StringImm(_wrapper(dot, lanes))
+        body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body)
+    return function.with_body(body)
+
+
+def _instruction(loop: tirx.For) -> tirx.Stmt | None:
+    """What takes the place of a loop over lanes; None if the instruction does not fit it."""
+    dot = named(str(loop.annotations[MARK]))
+    lanes, inner = int(loop.extent), analysis.walk(loop.body, tirx.For)
+    realizations = analysis.walk(loop.body, SBlockRealize)
+    if lanes not in _WIDTHS[dot] or len(inner) != 1 or int(inner[0].extent) != dot.depth or len(realizations) != 1:
+        return None
+    [realization], variables = realizations, [loop.loop_var, inner[0].loop_var]
+    operands = analysis.added_factors(realization.block)
+    if operands is None or any(var in analysis.variables([realization.predicate]) for var in variables):
+        return None
+    bound = {axis.var: value for axis, value in zip(realization.block.iter_vars, realization.iter_values, strict=True)}
+    store = analysis.stored(realization.block)
+    sums = [analysis.replaced(index, bound) for index in store.indices]
+    loads = [(load.source, [analysis.replaced(index, bound) for index in load.indices]) for load in operands]
+    strides = [_strides(indices, tensor.ty.shape, variables) for tensor, indices in loads]
+    if sorted(strides) != [(0, 1), (dot.depth, 1)] or _strides(sums, store.buffer.shape, variables) != (1, 0):
+        return None
+    data, weights = loads if strides[0] == (0, 1) else loads[::-1]
+    zeros = {var: tirx.IntImm(var.ty.dtype, 0) for var in variables}
+    at = _vector_indices(sums, zeros, lanes)
+    value = _call(dot, tirx.BufferLoad(store.buffer, at), _vector(data, zeros, dot.depth),
+                  _vector(weights, zeros, dot.depth * lanes), lanes)  # fmt: skip
+    # BF16ComputeLegalize makes float32 of the tensors within a program, unless somebody asks where they lie.
+    kept = [tirx.Evaluate(tensor.data) for tensor, _ in loads]
+    stored = tirx.SeqStmt([*kept, tirx.BufferStore(store.buffer, value, at)])
+    return tirx.IfThenElse(realization.predicate, stored, None) if _is_checked(realization) else stored
+
+
+def _is_checked(realization: SBlockRealize) -> bool:
+    predicate = realization.predicate
+    return not (isinstance(predicate, tirx.IntImm) and int(predicate) == 1)
+
+
+def _strides(indices: Sequence[Any], shape: Sequence[Any], variables: Sequence[Any]) -> tuple[int, int]:
+    lane, product = (analysis.stride(indices, shape, var) for var in variables)
+    return lane, product
+
+
+def _vector(load: tuple[Any, Sequence[Any]], zeros: dict[Any, Any], length: int) -> Any:
+    """So many elements of a tensor from where a load begins."""
+    tensor, indices = load
+    return tirx.BufferLoad(tensor, _vector_indices(indices, zeros, length))
+
+
+def _vector_indices(indices: Sequence[Any], zeros: dict[Any, Any], length: int) -> list[Any]:
+    *outer, last = [analysis.replaced(index, zeros) for index in indices]
+    return [*outer, tirx.Ramp(last, tirx.IntImm(last.ty.dtype, 1), length)]
+
+
+def _call(dot: Dot, sums: Any, data: Any, weights: Any, lanes: int) -> Any:
+    """The sums, and what is added to them.
+
+    Args:
+        sums: A vector of so many lanes; `data`: `depth` elements for all of them; `weights`: `depth` for each.
+    """
+    elements = dot.depth * lanes
+    same = tirx.Broadcast(tirx.call_intrin("int32", "tirx.reinterpret", data), lanes)
+    if dot.data == "bfloat16":
+        pairs = [tirx.call_intrin(f"uint16x{elements}", "tirx.reinterpret", each) for each in (same, weights)]
+        return tirx.call_pure_extern(f"float32x{lanes}", f"{dot.name}_{lanes}", sums, *pairs)
+    quads = tirx.call_intrin(f"uint8x{elements}", "tirx.reinterpret", same)
+    name = f"llvm.x86.avx512.{dot.name}.{32 * lanes}" if dot == INT8 else f"llvm.aarch64.neon.{dot.name}"
+    return tirx.call_llvm_pure_intrin(f"int32x{lanes}", name, sums, quads, weights)

@@ -1,0 +1,76 @@
+"""Files that are quantised here: with samples, by ONNX Runtime, once."""
+
+import numpy as np
+import onnx
+import pytest
+
+from lib.contracts.errors import ConfigError
+from lib.models import onnx_quantization
+from tests.helpers import small_network
+
+onnxruntime = pytest.importorskip("onnxruntime")
+SHAPE = (1, 8, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    return small_network(tmp_path_factory.mktemp("net") / "net.onnx")
+
+
+def samples(path, n=3, **arrays):
+    np.savez(path, **(arrays or {"x": np.random.default_rng(0).normal(size=(n, *SHAPE)).astype(np.float32)}))
+    return path
+
+
+def outputs(file, x):
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+def test_a_quantised_file_computes_nearly_the_same_with_bytes_in_its_products(network, tmp_path):
+    made = onnx_quantization.quantized(network, samples(tmp_path / "samples.npz"), tmp_path / "out")
+
+    x = np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)
+    assert onnx_quantization.is_quantized(made)
+    assert not onnx_quantization.is_quantized(network)
+    assert np.abs(outputs(made, x) - outputs(network, x)).max() < 0.05
+    weights = {tensor.data_type for tensor in onnx.load(made).graph.initializer}
+    assert onnx.TensorProto.INT8 in weights
+
+
+def test_it_is_made_once_for_the_same_samples_and_anew_for_others(network, tmp_path):
+    first = onnx_quantization.quantized(network, samples(tmp_path / "a.npz"), tmp_path / "out")
+    before = first.stat().st_mtime_ns
+
+    again = onnx_quantization.quantized(network, samples(tmp_path / "a.npz"), tmp_path / "out")
+    other = onnx_quantization.quantized(network, samples(tmp_path / "b.npz", n=2), tmp_path / "out")
+
+    assert again == first != other
+    assert first.stat().st_mtime_ns == before
+    assert sorted((tmp_path / "out").iterdir()) == sorted([first, other])
+
+
+def test_a_folder_has_a_sample_in_each_file(network, tmp_path):
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for n in range(2):
+        samples(folder / f"{n}.npz", x=np.full(SHAPE, n, np.float32))
+
+    assert onnx_quantization.quantized(network, folder, tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ({"y": np.zeros(SHAPE, np.float32)}, "has y; expected one for each input of .*: x"),
+        ({"x": np.zeros(3, np.float32)}, "have the ranks .*'x': 4.*one axis more"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(network, tmp_path, arrays, told):
+    with pytest.raises(ConfigError, match=told):
+        onnx_quantization.quantized(network, samples(tmp_path / "a.npz", **arrays), tmp_path / "out")
+
+
+def test_an_empty_folder_is_refused(network, tmp_path):
+    with pytest.raises(ConfigError, match="names no samples"):
+        onnx_quantization.quantized(network, tmp_path, tmp_path / "out")

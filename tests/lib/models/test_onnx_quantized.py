@@ -1,0 +1,272 @@
+"""Quantised files in integers: against ONNX's own definition of each operator; and what became integers of them."""
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from tvm import relax
+
+from lib.graph import fusion
+from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
+from lib.graph.subgraphs import extract_subgraphs
+from lib.machine import targets
+from lib.models import onnx_import
+
+IMAGE = (1, 6, 9, 9)
+RNG = np.random.default_rng(0)
+KERNEL = RNG.integers(-127, 128, (16, 6, 3, 3)).astype(np.int8)
+DEPTHWISE = RNG.integers(-127, 128, (6, 1, 3, 3)).astype(np.int8)
+MATRIX = RNG.integers(-127, 128, (10, 20)).astype(np.int8)
+SCALES = RNG.uniform(0.002, 0.01, 16).astype(np.float32)
+BIAS = RNG.integers(-3000, 3000, 16).astype(np.int32)
+
+
+def dequantized(name, scale="sx", zero="zx", **attrs):
+    return helper.make_node("DequantizeLinear", [name, scale, zero], [f"{name}_f"], **attrs)
+
+
+def quantized(name, out, scale="sx", zero="zx"):
+    return helper.make_node("QuantizeLinear", [name, scale, zero], [out])
+
+
+def file(path, nodes, shape, weights, outputs=(("y", TensorProto.FLOAT),), domains=()):
+    """An ONNX file with one input `x` in floats, quantised with the scale 0.03 around 120 as `x_q`."""
+    given = {"sx": np.array(0.03, np.float32), "zx": np.array(120, np.uint8), "zw": np.zeros(16, np.int8),
+             "sw": SCALES, "sb": (np.float32(0.03) * SCALES).astype(np.float32), "zb": np.zeros(16, np.int32),
+             "s1": np.array(0.004, np.float32), "z1": np.array(0, np.int8), **weights}  # fmt: skip
+    read = {name for node in nodes for name in node.input} | {"sx", "zx"}
+    made = helper.make_graph(
+        [quantized("x", "x_q"), *nodes], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs],
+        [numpy_helper.from_array(value, name) for name, value in given.items() if name in read],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 19), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    onnx.save(helper.make_model(made, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def found_in(path, x, cpu):
+    """The results of the imported file, run without schedules, and the core operators of its kernels."""
+    model = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig())
+    module = fusion.fuse(model.module, cpu.tvm())
+    with cpu.tvm():
+        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
+    result = machine["main"](*[tvm.runtime.tensor(array) for array in (x, *model.weights.values())])
+    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return [each.numpy() for each in results], {s.core_operator for s in extract_subgraphs(module)}
+
+
+def image(shape=IMAGE):
+    return np.random.default_rng(1).normal(0, 1.5, shape).astype(np.float32)
+
+
+CONVOLUTION = [
+    dequantized("x_q"), dequantized("w", "sw", "zw", axis=0), dequantized("b", "sb", "zb", axis=0),
+]  # fmt: skip
+CONV = ["x_q_f", "w_f", "b_f"]
+LAST = [quantized("c", "y_q", "s9", "z9"), helper.make_node("DequantizeLinear", ["y_q", "s9", "z9"], ["y"])]
+S9 = {"s9": np.array(0.05, np.float32), "z9": np.array(131, np.uint8)}
+
+
+def convolved(**attrs):
+    return [*CONVOLUTION, helper.make_node("Conv", CONV, ["c"], **attrs), *LAST]
+
+
+TWO = [
+    dequantized("x_q"), helper.make_node("Transpose", ["x_q_f"], ["t"], perm=[0, 2, 1]),
+    helper.make_node("MatMul", ["x_q_f", "t"], ["c"]), *LAST,
+]  # fmt: skip
+
+CASES = {
+    "conv": (convolved(pads=[1, 1, 1, 1]), IMAGE, {"w": KERNEL, "b": BIAS, **S9}, {"conv2d_int8"}),
+    "strides": (
+        convolved(pads=[1, 0, 2, 1], strides=[2, 2], dilations=[2, 1]), IMAGE, {"w": KERNEL, "b": BIAS, **S9},
+        {"conv2d_int8"},
+    ),
+    "one scale": (
+        [dequantized("x_q"), dequantized("w", "s1", "z1"), helper.make_node("Conv", CONV[:2], ["c"]), *LAST],
+        IMAGE, {"w": KERNEL, **S9}, {"conv2d_int8"},
+    ),
+    "unsigned weights around 128": (
+        [dequantized("x_q"), dequantized("w", "s1", "z128"), helper.make_node("Conv", CONV[:2], ["c"]), *LAST],
+        IMAGE, {"w": (KERNEL.astype(np.int16) + 128).astype(np.uint8), "z128": np.array(128, np.uint8), **S9},
+        {"conv2d_int8"},
+    ),
+    "depthwise": (
+        [dequantized("x_q"), dequantized("w", "s1", "z1"),
+         helper.make_node("Conv", CONV[:2], ["c"], group=6, pads=[1, 1, 1, 1]), *LAST],
+        IMAGE, {"w": DEPTHWISE, **S9}, {"depthwise_conv2d_int8"},
+    ),
+    "groups, with zero points around the image": (
+        [dequantized("x_q"), dequantized("w", "s1", "z1"),
+         helper.make_node("Conv", CONV[:2], ["c"], group=3, pads=[1, 1, 1, 1]), *LAST],
+        IMAGE, {"w": RNG.integers(-127, 128, (12, 2, 3, 3)).astype(np.int8), **S9}, {"group_conv2d_int8"},
+    ),
+    "relu and pool": (
+        [*CONVOLUTION, helper.make_node("Conv", CONV, ["a"]), helper.make_node("Relu", ["a"], ["r"]),
+         quantized("r", "r_q", "s9", "z0"), dequantized("r_q", "s9", "z0"),
+         helper.make_node("MaxPool", ["r_q_f"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+         quantized("p", "p_q", "s9", "z0"), helper.make_node("DequantizeLinear", ["p_q", "s9", "z0"], ["y"])],
+        IMAGE, {"w": KERNEL, "b": BIAS, **S9, "z0": np.array(0, np.uint8)}, {"conv2d_int8", "max_pool"},
+    ),
+    "residual": (
+        [dequantized("x_q"), dequantized("w", "s1", "z1"),
+         helper.make_node("Conv", CONV[:2], ["a"], pads=[1, 1, 1, 1], group=6), quantized("a", "a_q", "s9", "z9"),
+         dequantized("a_q", "s9", "z9"), helper.make_node("Add", ["a_q_f", "x_q_f"], ["c"]), *LAST],
+        IMAGE, {"w": DEPTHWISE, **S9}, {"depthwise_conv2d_int8"},
+    ),
+    "concatenation": (
+        [dequantized("x_q"), dequantized("w", "s1", "z1"), helper.make_node("Conv", CONV[:2], ["a"]),
+         quantized("a", "a_q", "s9", "z9"), dequantized("a_q", "s9", "z9"),
+         helper.make_node("MaxPool", ["x_q_f"], ["m"], kernel_shape=[3, 3]),
+         helper.make_node("Concat", ["a_q_f", "m"], ["c"], axis=1), quantized("c", "c_q", "s8", "z8"),
+         dequantized("c_q", "s8", "z8"), dequantized("v", "s1", "z1"),
+         helper.make_node("Conv", ["c_q_f", "v_f"], ["d"]),
+         quantized("d", "y_q", "s9", "z9"), helper.make_node("DequantizeLinear", ["y_q", "s9", "z9"], ["y"])],
+        IMAGE, {"w": KERNEL, "v": RNG.integers(-127, 128, (8, 22, 1, 1)).astype(np.int8),
+                "s8": np.array(0.0613, np.float32), "z8": np.array(126, np.uint8), **S9},
+        {"conv2d_int8", "conv2d_1x1_int8", "max_pool"},
+    ),
+    "signed activations": (
+        [helper.make_node("QuantizeLinear", ["x", "sx", "z8"], ["s_q"]), dequantized("s_q", "sx", "z8"),
+         dequantized("w", "s1", "z1"), helper.make_node("Conv", ["s_q_f", "w_f"], ["c"], pads=[1, 1, 1, 1]), *LAST],
+        IMAGE, {"w": KERNEL, "z8": np.array(-7, np.int8), **S9}, {"conv2d_int8"},
+    ),
+    "product": (
+        [dequantized("x_q"), dequantized("w", "s1", "z1"), helper.make_node("MatMul", CONV[:2], ["c"]), *LAST],
+        (2, 5, 10), {"w": MATRIX, **S9}, {"matmul_int8"},
+    ),
+    "dense layer with transposed weights": (
+        [dequantized("x_q"), dequantized("w", "s20", "z20", axis=0),
+         helper.make_node("Gemm", CONV[:2], ["c"], transB=1), *LAST],
+        (5, 10), {"w": np.ascontiguousarray(MATRIX.T), "s20": np.resize(SCALES, 20), "z20": np.zeros(20, np.int8),
+                  **S9}, {"matmul_int8"},
+    ),
+    "weights of another zero point stay in floats": (
+        [dequantized("x_q"), dequantized("w", "s1", "z3"), helper.make_node("MatMul", CONV[:2], ["c"]), *LAST],
+        (5, 10), {"w": MATRIX, "z3": np.array(3, np.int8), **S9}, {"matmul"},
+    ),
+    "two activations": (TWO, (2, 8, 10), S9, {"batch_matmul_int8"}),
+    "two activations around zero": (
+        [helper.make_node("QuantizeLinear", ["x", "sx", "z8"], ["s_q"]), dequantized("s_q", "sx", "z8"),
+         helper.make_node("Transpose", ["s_q_f"], ["t"], perm=[0, 2, 1]),
+         helper.make_node("MatMul", ["s_q_f", "t"], ["c"]), *LAST],
+        (2, 16, 12), {"z8": np.array(0, np.int8), **S9}, {"batch_matmul_int8"},
+    ),
+    "two activations whose columns fill no vectors stay in floats": (TWO, (2, 5, 10), S9, {"batch_matmul"}),
+    "QLinearConv": (
+        [helper.make_node("QLinearConv", ["x_q", "sx", "zx", "w", "sw", "zw", "s9", "z9", "b"], ["y_q"],
+                          pads=[1, 1, 1, 1]), helper.make_node("DequantizeLinear", ["y_q", "s9", "z9"], ["y"])],
+        IMAGE, {"w": KERNEL, "b": BIAS, **S9}, {"conv2d_int8"},
+    ),
+    "QLinearMatMul": (
+        [helper.make_node("QLinearMatMul", ["x_q", "sx", "zx", "w", "s1", "z1", "s9", "z9"], ["y_q"]),
+         helper.make_node("DequantizeLinear", ["y_q", "s9", "z9"], ["y"])],
+        (5, 10), {"w": MATRIX, **S9}, {"matmul_int8"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_is_within_a_quantum_of_its_definition_and_its_contractions_are_of_bytes(tmp_path, cpu, name):
+    nodes, shape, weights, operators = CASES[name]
+    path, x = file(tmp_path / "q.onnx", nodes, shape, weights), image(shape)
+    [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
+
+    [found], kernels = found_in(path, x, cpu)
+
+    off = np.abs(found.astype(np.float64) - expected) / 0.05
+    assert off.max() < 1.01
+    assert np.mean(off > 0.01) <= 2e-3
+    assert np.ptp(expected) > 1
+    assert operators <= kernels
+    assert not {kernel for kernel in kernels if ("conv" in kernel or "matmul" in kernel) and kernel not in operators}
+
+
+@pytest.mark.parametrize("name", ["conv", "depthwise", "product", "two activations"])
+def test_without_an_instruction_for_bytes_contractions_are_of_floats_and_compute_the_same(tmp_path, cpu, name):
+    nodes, shape, weights, _ = CASES[name]
+    path, x = file(tmp_path / "q.onnx", nodes, shape, weights), image(shape)
+    old = targets.cpu_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}')
+    [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
+
+    model = choose_algorithms(onnx_import.load(path), old, AlgorithmConfig())
+
+    module = fusion.fuse(model.module, old.tvm())
+    machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
+    found = machine["main"](*[tvm.runtime.tensor(array) for array in (x, *model.weights.values())]).numpy()
+    assert np.mean(np.abs(found - expected) > 1e-3) <= 2e-3
+    assert not any(s.core_operator.endswith("_int8") for s in extract_subgraphs(module))
+
+
+INTEGERS = {
+    "ConvInteger": (IMAGE, KERNEL, "zx", {}),
+    "ConvInteger with padding": (IMAGE, KERNEL, "zx", {"pads": [1, 1, 1, 1]}),
+    "MatMulInteger": ((5, 10), MATRIX, "zx", {}),
+    "MatMulInteger of an even older kind": ((5, 10), MATRIX, "", {}),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_sums_of_integers_are_exact(tmp_path, cpu, name):
+    shape, weight, zero, attrs = INTEGERS[name]
+    node = helper.make_node(name.split()[0], ["x_q", "w", *([zero] if zero else [])], ["y"], **attrs)
+    path, x = file(tmp_path / "q.onnx", [node], shape, {"w": weight}, [("y", TensorProto.INT32)]), image(shape)
+    [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
+
+    [found], kernels = found_in(path, x, cpu)
+
+    np.testing.assert_array_equal(found, expected)
+    assert any(kernel.endswith("_int8") for kernel in kernels)
+
+
+def test_a_product_whose_zero_point_is_known_when_it_runs_is_of_bytes(tmp_path, cpu):
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["d", "ds", "dz"]),
+        helper.make_node("MatMulInteger", ["d", "w", "dz"], ["i"]), helper.make_node("Cast", ["i"], ["f"], to=1),
+        helper.make_node("Mul", ["f", "ds"], ["y"]),
+    ]  # fmt: skip
+    path, x = file(tmp_path / "q.onnx", nodes, (5, 10), {"w": MATRIX}), image((5, 10))
+    [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
+
+    [found], kernels = found_in(path, x, cpu)
+
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+    assert "matmul_int8" in kernels
+
+
+def test_files_of_onnx_runtimes_own_operators_compute_what_it_computes(tmp_path, cpu):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    nodes = [
+        helper.make_node("QLinearConv", ["x_q", "sx", "zx", "w", "sw", "zw", "s9", "z9", "b"], ["c_q"]),
+        helper.make_node("QLinearAdd", ["c_q", "s9", "z9", "c_q", "s9", "z9", "sx", "zx"], ["a_q"],
+                         domain="com.microsoft"),
+        helper.make_node("QLinearGlobalAveragePool", ["a_q", "sx", "zx", "s9", "z9"], ["p_q"], domain="com.microsoft"),
+        helper.make_node("Flatten", ["p_q"], ["f_q"]),
+        helper.make_node("QGemm", ["f_q", "s9", "z9", "m", "s1", "z1", "mb"], ["y"], domain="com.microsoft"),
+    ]  # fmt: skip
+    weights = {"w": KERNEL, "b": BIAS, "m": np.resize(MATRIX, (16, 20)), "mb": np.resize(BIAS, 20), **S9}
+    path = file(tmp_path / "q.onnx", nodes, IMAGE, weights, domains=["com.microsoft"])
+    x = image()
+    [expected] = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+
+    [found], kernels = found_in(path, x, cpu)
+
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+    assert {"conv2d_int8", "matmul_int8"} <= kernels
+
+
+def test_a_concatenation_moves_bytes(tmp_path, cpu):
+    nodes, shape, weights, _ = CASES["concatenation"]
+    path = file(tmp_path / "q.onnx", nodes, shape, weights)
+
+    model = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig())
+
+    made = [binding.value for block in fusion.fuse(model.module, cpu.tvm())["main"].body.blocks
+            for binding in block.bindings if isinstance(binding.value, relax.Call)]  # fmt: skip
+    *before, convolution, transposed = [str(call.ty.dtype) for call in made]
+    assert set(before) == {"uint8"}
+    assert convolution == transposed == "float32"  # what the file returns

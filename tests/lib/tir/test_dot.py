@@ -1,0 +1,248 @@
+"""Instructions for bf16: where they are written, and that they compute what the loops do."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.sym import Analyzer
+from tvm.target import Target
+
+from lib.machine import targets
+from lib.machine.dots import BF16, INT8
+from lib.machine.registers import registers
+from lib.search import evolution
+from lib.tir import analysis, dot, lowering, prefetch, traces
+from lib.tir.workload import as_workload
+from tests.helpers import packed, run_on
+
+WITH, WITHOUT = ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
+                 for mcpu in ("cooperlake", "skylake-avx512"))  # fmt: skip
+DOTS = registers(targets.cpu_target().tvm()).dots  # of this CPU
+needs_it = pytest.mark.skipif(BF16 not in DOTS, reason="needs a CPU with AVX512-BF16")
+needs_vnni = pytest.mark.skipif(INT8 not in DOTS, reason="needs a CPU with AVX512-VNNI")
+
+
+def product(rows, columns, depth, dot=BF16):
+    """x @ w of the types of an instruction, as `lib.graph.precision` makes it; the weights may be packed."""
+    x, w = te.placeholder((rows, depth), dot.data, name="x"), te.placeholder((depth, columns), dot.weights, name="w")
+    k = te.reduce_axis((0, depth), "k")
+    out = te.compute(
+        (rows, columns), lambda i, j: te.sum(x[i, k].astype(dot.sums) * w[k, j].astype(dot.sums), axis=k), name="out"
+    )
+    return as_workload(te.create_prim_func([x, w, out]).with_attr("layout_free_buffers", [1]))
+
+
+def convolution(size, channels):
+    """3x3 in NHWC, padded, with a result in bf16."""
+    image = te.placeholder((1, size, size, channels[0]), "bfloat16", name="image")
+    weight = te.placeholder((3, 3, *channels), "bfloat16", name="weight")
+    padded = tvm.topi.nn.pad(image, [0, 1, 1, 0], [0, 1, 1, 0])
+    a, b, c = (te.reduce_axis((0, n), name) for n, name in ((3, "a"), (3, "b"), (channels[0], "c")))
+    sums = te.compute(
+        (1, size, size, channels[1]),
+        lambda n, y, x, o: te.sum(
+            padded[n, y + a, x + b, c].astype("float32") * weight[a, b, c, o].astype("float32"), axis=[a, b, c]
+        ),
+        name="sums",
+    )
+    out = te.compute(sums.shape, lambda *index: sums(*index).astype("bfloat16"), name="out")
+    return as_workload(te.create_prim_func([image, weight, out]).with_attr("layout_free_buffers", [1]))
+
+
+def in_groups(size, groups, channels, dot):
+    """3x3 in NHWC without padding, of so many groups of (in, out) channels, as `precision` and TVM make it."""
+    (into, out), sums = channels, dot.sums
+    image = te.placeholder((1, size, size, groups * into), dot.data, name="image")
+    weight = te.placeholder((3, 3, into, groups * out), dot.weights, name="weight")
+    a, b, c = (te.reduce_axis((0, n), name) for n, name in ((3, "a"), (3, "b"), (into, "c")))
+    found = te.compute(
+        (1, size - 2, size - 2, groups * out),
+        lambda n, y, x, o: te.sum(
+            image[n, y + a, x + b, o // out * into + c].astype(sums) * weight[a, b, c, o].astype(sums), axis=[a, b, c]
+        ),
+        name="sums",
+    )
+    return as_workload(te.create_prim_func([image, weight, found]).with_attr("layout_free_buffers", [1]))
+
+
+def programs(workload, target, n=6):
+    """Up to n of them: small workloads have fewer."""
+    found = evolution.sample(workload, target, n, known=set(), seed=0)
+    assert found
+    assert {proposal.space for proposal in found} == {"contraction"}
+    return [proposal.trace for proposal in found]
+
+
+def instructions(module, target, name=BF16.name):
+    return lowering.build(module, target).inspect_source("s").count(name)
+
+
+def random(shape, seed):
+    return np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("workload", [product(16, 64, 32), convolution(7, (32, 32))], ids=["product", "convolution"])
+def test_every_program_of_the_space_has_the_instruction_where_the_machine_has_it(workload):
+    target = Target(WITH)
+
+    for trace in programs(workload, target):
+        assert instructions(packed(workload, trace, target), target)
+
+
+def test_every_program_of_bytes_has_its_instruction_where_the_machine_has_it():
+    workload, target = product(16, 64, 32, INT8), Target(WITH)
+
+    for trace in programs(workload, target):
+        assert instructions(packed(workload, trace, target), target, INT8.name)
+
+
+def test_avx_vnni_has_it_in_half_the_width():
+    target = Target({**WITH, "mcpu": "alderlake"})
+    workload = product(16, 64, 32, INT8)
+
+    assert registers(target).lanes == 8
+    assert BF16 not in registers(target).dots
+    for trace in programs(workload, target, 3):
+        assert instructions(packed(workload, trace, target), target, INT8.name)
+
+
+@pytest.mark.parametrize(
+    ("workload", "name"),
+    [(product(16, 64, 32), "bfdot"), (product(16, 64, 32, INT8), "usdot")],
+    ids=["bf16", "bytes"],
+)
+def test_arm_has_its_own_where_it_has_any(workload, name):
+    arm = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 2}
+    new, old = Target({**arm, "mcpu": "neoverse-v1"}), Target({**arm, "mcpu": "neoverse-n1"})
+
+    for trace in programs(workload, new, 3):
+        assert instructions(packed(workload, trace, new), new, f"\t{name}\t")
+    for trace in programs(workload, old, 2):
+        assert not instructions(packed(workload, trace, old), old, f"\t{name}\t")
+
+
+@pytest.mark.parametrize("dot", [pytest.param(BF16, marks=needs_it), pytest.param(INT8, marks=needs_vnni)], ids=str)
+def test_convolutions_in_groups_have_it_and_are_numpys(cpu, dot):
+    rng, (into, out), groups = np.random.default_rng(0), (8, 32), 3
+    shapes = (1, 9, 9, groups * into), (3, 3, into, groups * out)
+    if dot is BF16:
+        image, weight = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes)
+    else:
+        image, weight = (
+            rng.integers(0, 256, shapes[0]).astype(np.uint8),
+            rng.integers(-128, 128, shapes[1]).astype(np.int8),
+        )
+    windows = np.lib.stride_tricks.sliding_window_view(image.astype(np.float64), (3, 3), axis=(1, 2))
+    parts = [
+        np.einsum("nyxcab,abco->nyxo", windows[:, :, :, n * into : (n + 1) * into],
+                  weight[..., n * out : (n + 1) * out].astype(np.float64))
+        for n in range(groups)
+    ]  # fmt: skip
+    expected = np.concatenate(parts, -1).astype(dot.sums)
+    workload = in_groups(9, groups, (into, out), dot)
+
+    for trace in programs(workload, cpu.tvm(), 4):
+        program = traces.program(workload, trace, cpu.tvm())
+        assert instructions(program, cpu.tvm(), dot.name)
+        found = run_on(program, cpu.tvm(), [image, weight], np.zeros(expected.shape, dot.sums))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=0 if dot is INT8 else 1e-4)
+
+
+@needs_vnni
+@pytest.mark.parametrize("depth", [32, 12, 7], ids=["quads", "few quads", "no quads"])
+def test_products_of_bytes_are_numpys_to_the_last_bit(cpu, depth):
+    workload, rng = product(13, 48, depth, INT8), np.random.default_rng(0)
+    x, w = rng.integers(0, 256, (13, depth)).astype(np.uint8), rng.integers(-128, 128, (depth, 48)).astype(np.int8)
+    expected = x.astype(np.int32) @ w.astype(np.int32)
+
+    for trace in programs(workload, cpu.tvm(), 3):
+        program = traces.program(workload, trace, cpu.tvm())
+        np.testing.assert_array_equal(run_on(program, cpu.tvm(), [x, w], np.zeros((13, 48), np.int32)), expected)
+        assert bool(instructions(program, cpu.tvm(), INT8.name)) == (depth % 4 == 0)
+
+
+@pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])
+def test_without_an_instruction_for_bytes_programs_compute_the_same(mcpu, cpu):
+    target = Target({**WITHOUT, "mcpu": mcpu})
+    workload, rng = product(8, 32, 16, INT8), np.random.default_rng(0)
+    x, w = rng.integers(0, 256, (8, 16)).astype(np.uint8), rng.integers(-128, 128, (16, 32)).astype(np.int8)
+    for trace in programs(workload, target, 2):
+        program = traces.program(workload, trace, target)
+        assert not instructions(program, target, INT8.name)
+        found = run_on(program, cpu.tvm(), [x, w], np.zeros((8, 32), np.int32))  # on this CPU, whichever it is
+        np.testing.assert_array_equal(found, x.astype(np.int32) @ w.astype(np.int32))
+
+
+def test_without_the_instruction_programs_are_plain_arithmetic():
+    workload, target = product(16, 64, 32), Target(WITHOUT)
+
+    for trace in programs(workload, target, 2):
+        module = traces.program(workload, trace, target)
+        assert not any(dot.MARK in loop.annotations for loop in analysis.walk(module["main"].body, tirx.For))
+        assert not instructions(module, target)
+
+
+@needs_it
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(16, 64, 32), (13, 64, 6), (7, 24, 10)],
+    ids=["whole tiles", "a prime number of rows", "vectors of half the width"],
+)
+def test_products_are_those_of_numpy(cpu, rows, columns, depth):
+    workload, inputs = product(rows, columns, depth), [random((rows, depth), 0), random((depth, columns), 1)]
+    expected = inputs[0].astype(np.float64) @ inputs[1].astype(np.float64)
+
+    for trace in programs(workload, cpu.tvm(), 3):
+        program = traces.program(workload, trace, cpu.tvm())
+        arguments = [tvm.runtime.tensor(array) for array in (*inputs, np.zeros(expected.shape, np.float32))]
+        lowering.build(program, cpu.tvm())["main"](*arguments)
+        np.testing.assert_allclose(arguments[-1].numpy(), expected, atol=1e-5 * depth)
+        assert instructions(program, cpu.tvm())
+
+
+@needs_it
+def test_convolutions_round_their_result_to_the_nearest_even_bf16(cpu):
+    workload, inputs = convolution(7, (16, 32)), [random((1, 7, 7, 16), 0), random((3, 3, 16, 32), 1)]
+    padded = np.pad(inputs[0].astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    sums = np.einsum("nyxcab,abco->nyxo", windows, inputs[1].astype(np.float32))
+    expected = sums.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+    for trace in programs(workload, cpu.tvm(), 3):
+        arguments = [tvm.runtime.tensor(a) for a in (*inputs, np.zeros(expected.shape, ml_dtypes.bfloat16))]
+        lowering.build(traces.program(workload, trace, cpu.tvm()), cpu.tvm())["main"](*arguments)
+        found = arguments[-1].numpy().astype(np.float64)
+        # Sums in another order may lie on the other side of the middle between two bf16.
+        assert np.all(np.abs(found - expected) <= 2.0**-7 * np.abs(expected) + 1e-4)
+        assert np.mean(found == expected) > 0.95
+
+
+def test_loops_that_the_instruction_does_not_fit_stay_and_compute_the_same(cpu):
+    workload, inputs = product(4, 5, 6), [random((4, 6), 0), random((6, 5), 1)]
+    schedule = Schedule(workload)
+    block = schedule.get_sblock("out")
+    i, lane, k = schedule.get_loops(block)
+    outer, pair = schedule.split(k, [None, 2])
+    schedule.reorder(i, outer, lane, pair)
+    schedule.annotate(lane, dot.MARK, BF16.name)  # of five lanes
+    schedule.decompose_reduction(block, outer)
+
+    out = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros((4, 5), np.float32))
+
+    np.testing.assert_allclose(out, inputs[0].astype(np.float32) @ inputs[1].astype(np.float32), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_in_bf16_are_prefetched_a_cache_line_at_a_time():
+    workload, target = product(16, 128, 8), Target(WITH)
+    found = []
+    for trace in programs(workload, target):
+        function = prefetch.insert(packed(workload, trace, target)["main"])
+        calls = [call for call in analysis.walk(function.body, tvm.ir.Call) if call.op.name == "tirx.prefetch"]
+        addresses = [call.args[0].args[0].indices[-1] for call in calls]
+        found += [Analyzer().simplify(b - a) for a, b in itertools.pairwise(addresses)]
+
+    assert {int(distance) for distance in found} == {32}

@@ -1,0 +1,66 @@
+"""Rounding to bf16 by the CPU's instruction, against ml_dtypes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.target import Target
+
+from lib.tir import lowering
+from lib.tir.workload import as_workload
+from tests.lib.tir.test_dot import WITH, WITHOUT, needs_it
+
+
+def cast(lanes, to="bfloat16"):
+    """In twelve vectors of so many."""
+    x = te.placeholder((12 * lanes,), "float32", name="x")
+    out = te.compute((12 * lanes,), lambda i: x[i].astype(to), name="out")
+    schedule = Schedule(as_workload(te.create_prim_func([x, out])))
+    if lanes > 1:
+        _, lane = schedule.split(schedule.get_loops(schedule.get_sblock("out"))[0], [None, lanes])
+        schedule.vectorize(lane)
+    return schedule.mod
+
+
+def assembly(module, target):
+    return lowering.build(module, Target(target)).inspect_source("s")
+
+
+@needs_it
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 5, 8, 12, 16, 17, 32, 64, 96])
+def test_it_is_to_the_nearest_ties_to_even(cpu, lanes):
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(12 * lanes) * 10.0 ** rng.integers(-30, 30, 12 * lanes)).astype(np.float32)
+    x[:8] = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 0.0, -0.0, np.inf, -np.inf, 3.4e38]  # ties; what becomes infinite
+    found = tvm.runtime.empty((12 * lanes,), "bfloat16")
+
+    lowering.build(cast(lanes), cpu.tvm())["main"](tvm.runtime.tensor(x), found)
+
+    np.testing.assert_array_equal(found.numpy(), x.astype(ml_dtypes.bfloat16))
+
+
+@needs_it
+def test_no_number_stays_no_number(cpu):
+    found = tvm.runtime.empty((192,), "bfloat16")
+
+    lowering.build(cast(16), cpu.tvm())["main"](tvm.runtime.tensor(np.full(192, np.nan, np.float32)), found)
+
+    assert np.isnan(found.numpy().astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_it_is_one_instruction_where_the_machine_has_it(lanes):
+    assert "vcvtneps2bf16" in assembly(cast(lanes), WITH)
+
+
+def test_without_the_instruction_it_stays_arithmetic_and_calls_nothing():
+    found = assembly(cast(16), WITHOUT)
+
+    assert "vcvtneps2bf16" not in found
+    assert "truncsfbf2" not in found  # compiler-rt's, a call for each element
+
+
+def test_casts_to_other_types_stay_as_they_are():
+    assert "vcvtps2ph" in assembly(cast(16, "float16"), WITH)
