@@ -94,10 +94,10 @@ def measure(kinds: Mapping[str, tuple[str, Path]], threads: int, turns: int, sec
     return frame
 
 
-def n_bytes(path: Path) -> int:
-    """Of a library and its parameters, or of a file."""
-    files = [path] if path.is_file() else [each for each in path.iterdir() if each.suffix in (".so", ".npz")]
-    return sum(file.stat().st_size for file in files)
+def n_bytes(path: Path) -> int | None:
+    """Of a library and its parameters, or of a file; None if there is nothing."""
+    files = [path] if path.is_file() else [each for each in path.glob("*") if each.suffix in (".so", ".npz")]
+    return sum(file.stat().st_size for file in files) or None
 
 
 def _reference(outputs: Mapping[str, Any], kinds: Mapping[str, tuple[str, Path]]) -> str:

@@ -125,7 +125,10 @@ def test_arm_has_its_own_where_it_has_any(workload, name):
         assert not instructions(packed(workload, trace, old), old, f"\t{name}\t")
 
 
-@pytest.mark.parametrize("dot", [pytest.param(BF16, marks=needs_it), pytest.param(INT8, marks=needs_vnni)], ids=str)
+@pytest.mark.parametrize(
+    "dot",
+    [pytest.param(BF16, marks=needs_it, id="bf16"), pytest.param(INT8, marks=needs_vnni, id="bytes")],
+)
 def test_convolutions_in_groups_have_it_and_are_numpys(cpu, dot):
     rng, (into, out), groups = np.random.default_rng(0), (8, 32), 3
     shapes = (1, 9, 9, groups * into), (3, 3, into, groups * out)
