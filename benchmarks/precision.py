@@ -6,19 +6,27 @@
 
 Measured like `versus.py`: a process a side, the others stopped, in a shuffled order for each turn. OpenVINO is run in
 float32 and at its default, which is bf16 on CPUs that have it, also beside bytes. Errors are those of the outputs to
-ONNX Runtime's in float32, over the largest output; sizes are of library and parameters together.
+ONNX Runtime's in float32, over the largest output; sizes are of library and parameters together. What our libraries
+multiply and add would take the time in the table of bounds, if each operation ran at the peak of its instruction (of a
+loop of nothing but it, measured in their runs): no library with the same operations is faster than that.
 """
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import intervals
+import numpy as np
 import pandas as pd
 import provenance
 import versus
 
+from lib.contracts import tables
+from lib.contracts.files import ModelFiles
+from lib.contracts.schemas import SUBGRAPHS
 from lib.machine import host
+from lib.report.text import NARROW
 
 F32, BF16, INT8 = "ours f32", "ours bf16", "ours int8"
 ORT, OPENVINO, DEFAULT = "ONNX Runtime", "OpenVINO f32", "OpenVINO"
@@ -47,7 +55,8 @@ def table(rows: pd.DataFrame) -> list[str]:
         known = [ratio for ratio in ratios[name].values() if ratio]
         means.append(f"{intervals.geometric_mean(known).text()} (of {len(known)})" if known else "-")
     lines.append(f"| geometric mean |{' |' * len(_ORDER)} {' | '.join(means)} |")
-    return [*lines, "", *_errors(rows), "", *_sizes(rows), "", *versus._notes(rows)]
+    parts = [lines, _bounds(races, rows), _errors(rows), _sizes(rows), versus._notes(rows)]
+    return [line for part in parts for line in (*part, "")][:-1]
 
 
 def _ratio(race: versus.Race, ours: str, vendors: Sequence[str]) -> tuple[intervals.Statistic, int] | None:
@@ -55,6 +64,44 @@ def _ratio(race: versus.Race, ours: str, vendors: Sequence[str]) -> tuple[interv
     if ours not in race.latencies or not there:
         return None
     return intervals.best_ratio_of(there, race.latencies[ours]), len(race.latencies)
+
+
+def _bounds(races: Mapping[str, versus.Race], rows: pd.DataFrame) -> list[str]:
+    """Times at the peak, and how many times as fast as the better vendor a library could be by them at most."""
+    lines = [f"| at the peak, ms (ratio at most) | {' | '.join(_RATIOS)} |", "|---" * (len(_RATIOS) + 1) + "|"]
+    at_peak = rows.groupby(["model", "side"])["at_peak_s"].max()
+    ratios: dict[str, list[float]] = {name: [] for name in _RATIOS}
+    for model, race in races.items():
+        cells = []
+        for name, (ours, vendors) in _RATIOS.items():
+            bound, best = at_peak.get((model, ours)), _ratio(race, ours, vendors)
+            if best is None or pd.isna(bound):
+                cells.append("-")
+                continue
+            latency = min(float(np.median(race.latencies[each])) for each in vendors if each in race.latencies)
+            ratios[name].append(latency / bound)
+            cells.append(f"{bound * 1e3:.3g} ({latency / bound:.2f})")
+        lines.append(f"| {' | '.join([model, *cells])} |")
+    means = [f"({np.exp(np.mean(np.log(found))):.2f})" if found else "-" for found in ratios.values()]
+    return [*lines, f"| geometric mean | {' | '.join(means)} |"]
+
+
+def at_peak_s(compiled: Path) -> float | None:
+    """Seconds of a library's operations, each at the peak of the instruction that its subgraph has; None if a subgraph
+    has one that was not measured.
+
+    Args:
+        compiled: `compiled/` of a run, in the folders of its model.
+    """
+    facts = json.loads((compiled / "manifest.json").read_text())
+    rows = tables.read(ModelFiles(compiled.parents[2]).subgraphs, SUBGRAPHS)
+    total = 0.0
+    for row in rows.select(["weight", "flop", "core_operator"]).to_pylist():
+        kind = next((kind for kind in NARROW if row["core_operator"].endswith(kind)), "")
+        if f"peak_flops{kind}" not in facts:
+            return None
+        total += row["weight"] * row["flop"] / facts[f"peak_flops{kind}"]
+    return total
 
 
 def _errors(rows: pd.DataFrame) -> list[str]:
@@ -107,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = versus.measure(kinds, threads, given.turns, given.seconds, given.seed).assign(
         model=given.onnx.stem, **provenance.columns(threads, given.revision)
     )
+    bounds = {name: at_peak_s(path) for name, (kind, path) in kinds.items() if kind == "library"}
+    rows["at_peak_s"] = [bounds.get(name) for name in rows["side"]]
     versus.write(rows, given.out / f"{given.onnx.stem}.parquet")
     print("\n".join(table(rows)))
 

@@ -48,6 +48,7 @@ SCHEMA = pa.schema(
         pa.field("reference", pa.string(), False),  # a side
         pa.field("failure", pa.string(), False),  # empty: none
         pa.field("bytes", pa.int64()),  # of the library and its parameters, or of the file; null: not written down
+        pa.field("at_peak_s", pa.float64()),  # of a library's operations (`precision.py`); null: not written down
         pa.field("threads", pa.int64(), False),
         pa.field("cpu", pa.string(), False),
         pa.field("revision", pa.string(), False),  # of the code that compiled the libraries

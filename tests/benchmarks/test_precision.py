@@ -1,0 +1,53 @@
+"""The table of precisions, from rows made by hand."""
+
+import json
+
+import pandas as pd
+import precision
+import pyarrow as pa
+import pytest
+import versus
+
+from lib.contracts import tables
+from lib.contracts.files import ModelFiles
+from lib.contracts.schemas import SUBGRAPHS
+from tests.benchmarks.test_versus import rows_of
+
+
+def test_ratios_are_to_the_better_side_and_bounds_to_the_time_at_the_peak(tmp_path):
+    rows = pd.concat(
+        [
+            rows_of("net", precision.BF16, "library", [1.0] * 3, at_peak_s=0.8e-3, bytes=2_000_000),
+            rows_of("net", precision.DEFAULT, "openvino_default", [1.2] * 3),
+            rows_of("net", precision.INT8, "library", [0.5] * 3),
+            rows_of("net", precision.ORT_QDQ, "onnxruntime", [0.7] * 3),
+            rows_of("net", precision.OPENVINO_QDQ, "openvino_default", [0.6] * 3, max_error=0.25),
+        ]
+    )
+    versus.write(rows, tmp_path / "net.parquet")
+
+    lines = precision.table(versus.read(tmp_path))
+
+    latencies, bounds, errors, sizes = (line for line in lines if line.startswith("| net"))
+    assert latencies.endswith("| - | 1.20 [1.20, 1.20] | 1.20 [1.20, 1.20] |")
+    assert bounds == "| net | - | 0.8 (1.50) | - |"  # 1.2 ms of the vendor to 0.8 ms
+    assert errors == "| net | - | 1.0e-06 | 1.0e-06 | 1.0e-06 | 1.0e-06 | 2.5e-01 | abc | 2026-01-01 |"
+    assert sizes == "| net | - | 2.0 | - | - | - |"
+
+
+@pytest.mark.parametrize(("known", "seconds"), [(True, 2 * 100 / 50 + 300 / 150), (False, None)])
+def test_each_subgraph_is_at_the_peak_of_its_own_instruction(tmp_path, known, seconds):
+    compiled = tmp_path / "runs" / "run" / "compiled"
+    compiled.mkdir(parents=True)
+    peaks = {"peak_flops": 50.0} | ({"peak_flops_bf16": 150.0} if known else {})
+    (compiled / "manifest.json").write_text(json.dumps(peaks))
+    subgraphs = [("a", 2, 100.0, "matmul"), ("b", 1, 300.0, "matmul_bf16")]
+    rows = [
+        {"subgraph_id": name, "name": name, "functions": [name], "weight": weight, "flop": flop}
+        | {"core_operator": operator, "operators": [operator], "tunable": True, "note": "", "workload": ""}
+        for name, weight, flop, operator in subgraphs
+    ]
+    table = pa.Table.from_pylist(rows, schema=SUBGRAPHS)
+    tables.write(table, ModelFiles(tmp_path).subgraphs, SUBGRAPHS, tables.Provenance())
+
+    assert precision.at_peak_s(compiled) == seconds
