@@ -243,7 +243,7 @@ def _subgraph_row(
         operator=subgraph["core_operator"],
         calls=subgraph["weight"],
         flop=subgraph["flop"],
-        moved_bytes=sum(_bytes(param) for param in main.params),
+        moved_bytes=moved_bytes(main),
         trials=past.n_trials - past.n_recalled,
         recalled=past.n_recalled,
         statuses=past.statuses,
@@ -292,6 +292,11 @@ def _program(main: Any, trace: str) -> Program:
         return Program("", (f"cannot be shown: {str(error).splitlines()[-1]}",), "")
     found = outline(schedule.mod)
     return Program(found.tile, found.lines, "\n".join(map(str, schedule.trace.as_python())))
+
+
+def moved_bytes(main: Any) -> int:
+    """Of a workload's function: its parameters and results, each once."""
+    return sum(_bytes(param) for param in main.params)
 
 
 def _bytes(param: Any) -> int:

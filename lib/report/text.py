@@ -115,7 +115,7 @@ def model_lines(run: RunRows) -> str:
 
 
 NARROW = ("_bf16", "_int8")  # how operators end whose elements are
-_WHY_WIDE = {"batch_matmul": "columns that fill no vectors", "group_conv2d": "a convolution in groups",
+_WHY_WIDE = {"batch_matmul": "columns that fill no vectors", "group_conv2d": "groups of an odd number of channels",
              "depthwise_conv2d": "a depthwise convolution"}  # fmt: skip
 _NOT_QUANTIZED = "not quantised in the file, or not as instructions take it"
 
