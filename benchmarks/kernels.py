@@ -1,6 +1,6 @@
 """Where an inference's time goes: into which spaces' kernels, between them, and how near the peak the heaviest come.
 
-    python benchmarks/kernels.py artifacts/MODEL/TARGET/runs/RUN ...
+    python benchmarks/kernels.py artifacts/TARGET/MODEL/runs/RUN ...
 
 Of compiled runs, from their own measurements. Kernels are timed one by one in their libraries, with weights from
 memory, the model as a whole: what is between them is the rest. Shares are of all kernels' time. The peak is a loop's of
@@ -94,7 +94,7 @@ def read(folder: Path) -> Library:
         if result["tuned_s"]
     ]
     latencies = facts["latencies_s"]["untuned" if facts["shipped"] == "untuned" else "tuned"]
-    return Library(model.parent.name, sorted(latencies)[len(latencies) // 2], facts, tuple(kernels))
+    return Library(model.name, sorted(latencies)[len(latencies) // 2], facts, tuple(kernels))
 
 
 def spaces_table(libraries: list[Library]) -> list[str]:

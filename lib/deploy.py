@@ -9,7 +9,7 @@ from tvm.relax import transform
 from tvm.s_tir import SBlock
 from tvm.target import Target
 
-from lib.graph import fusion, inputs
+from lib.graph import concatenation, fusion, inputs
 from lib.tir import lowering
 from lib.tir.analysis import walk
 from lib.tir.traces import apply
@@ -72,9 +72,10 @@ def _packing_split_off(module: tvm.IRModule) -> tvm.IRModule:
     functions = dict(module.functions_items())
     plain = {str(gvar.name_hint): f for gvar, f in functions.items() if isinstance(f, tirx.PrimFunc) and not _packs(f)}
     hidden = {gvar: _STUB if str(gvar.name_hint) in plain else f for gvar, f in functions.items()}
-    split = transform.SplitLayoutRewritePreproc()(tvm.IRModule(hidden, attrs=module.attrs))
+    apart = concatenation.as_arguments(tvm.IRModule(hidden, attrs=module.attrs))  # nor does it know calls in place
+    split = transform.SplitLayoutRewritePreproc()(apart)
     shown = {gvar: plain.get(str(gvar.name_hint), f) for gvar, f in split.functions_items()}
-    return tvm.IRModule(shown, attrs=split.attrs)
+    return concatenation.in_place_again(tvm.IRModule(shown, attrs=split.attrs))
 
 
 def _packs(function: tirx.PrimFunc) -> bool:

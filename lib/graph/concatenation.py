@@ -18,6 +18,7 @@ from lib.graph.rewrite import CONVOLUTIONS, dtype, is_call, static_shape
 
 _JOINS = "joins_parts"  # attribute of the functions that stand for joint tensors
 _CALL_TIR = "relax.call_tir"
+_IN_PLACE = "relax.call_tir_inplace"
 
 Lookup = Callable[[relax.Var], relax.Expr | None]  # what a variable is bound to
 
@@ -43,9 +44,27 @@ def write_in_place(module: tvm.IRModule) -> tvm.IRModule:
     return relax.transform.DeadCodeElimination()(relax.transform.CanonicalizeBindings()(module))
 
 
+def as_arguments(module: tvm.IRModule) -> tvm.IRModule:
+    """The tensors that calls write into as arguments of plain calls, for passes that do not know the others."""
+    return _with_calls(module, _AsArguments)
+
+
+def in_place_again(module: tvm.IRModule) -> tvm.IRModule:
+    """Undo `as_arguments`."""
+    return _with_calls(module, _InPlaceAgain)
+
+
+def _with_calls(module: tvm.IRModule, changed: Callable[[tvm.IRModule], PyExprMutator]) -> tvm.IRModule:
+    functions = dict(module.functions_items())
+    for gvar, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            functions[gvar] = changed(module).visit_expr(function)
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
 def called(value: relax.Expr) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]] | None:
     """The TIR function that an expression calls, in place or not, and its arguments; None for other expressions."""
-    if not is_call(value, _CALL_TIR, "relax.call_tir_inplace"):
+    if not is_call(value, _CALL_TIR, _IN_PLACE):
         return None
     return value.args[0], list(value.args[1].fields)
 
@@ -215,3 +234,30 @@ class _Chainer(PyExprMutator):
         gvar, arguments = call.args[0], list(call.args[1].fields)
         before = self.visit_expr(self._before[old])
         return relax.call_tir_inplace(gvar, [*arguments, before], [len(arguments)], old.ty)
+
+
+@mutator
+class _AsArguments(PyExprMutator):
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        if not is_call(call, _IN_PLACE):
+            return call
+        return relax.call_tir(call.args[0], call.args[1], old.ty)
+
+
+@mutator
+class _InPlaceAgain(PyExprMutator):
+    """A call that gives a function's last parameter, its result, is one that wrote into it."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self._module = module
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        if not is_call(call, _CALL_TIR):
+            return call
+        gvar, arguments = call.args[0], list(call.args[1].fields)
+        if len(arguments) < len(self._module[gvar].params):
+            return call
+        return relax.call_tir_inplace(gvar, arguments, [len(arguments) - 1], old.ty)

@@ -86,7 +86,8 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(
             patterns.apply_marks(module)
         )
-        return _with_indices_as_they_are(transform.AttachAttrLayoutFreeBuffers()(concatenation.write_in_place(module)))
+        module = transform.AttachAttrLayoutFreeBuffers()(module)  # it does not know calls in place
+        return _with_indices_as_they_are(concatenation.write_in_place(module))
 
 
 def _with_indices_as_they_are(module: tvm.IRModule) -> tvm.IRModule:

@@ -8,6 +8,9 @@ from lib import deploy
 from lib.graph import fusion
 from lib.graph.concatenation import place_parts
 from lib.graph.subgraphs import extract_subgraphs
+from lib.search import evolution
+from lib.tir.parameters import weight_positions
+from lib.tir.workload import load_workload
 from tests.lib.graph.rules.helpers import const, module, operators, random, run
 
 IMAGE = (2, 4, 5, 3)  # N, H, W, C
@@ -126,6 +129,28 @@ def test_equal_convolutions_stay_one_workload_wherever_they_write(cpu):
 
     [subgraph] = [found for found in extract_subgraphs(made) if "conv" in found.core_operator]
     assert subgraph.weight == 4
+
+
+def test_weights_of_every_part_are_packed_before_an_inference(cpu, tmp_path):
+    given = module(lambda x: op.concat([conv(x, 32), conv(x, 48, 2, 3)], 3), IMAGE)
+    model = fusion.lift_constants(given)
+    made = fusion.fuse(model.module, cpu.tvm())
+    found = {}
+    for subgraph in extract_subgraphs(made):
+        workload = load_workload(subgraph.workload)
+        assert len(weight_positions(workload["main"])) == 1
+        [program] = evolution.sample(workload, cpu.tvm(), 1, known=set(), seed=0)
+        found |= dict.fromkeys(subgraph.functions, program.trace)
+    deploy.build(made, found, cpu.tvm(), tmp_path / "lib.so", pack=True)
+
+    library = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "lib.so")), tvm.cpu())
+    packed = library["main_transform_params"](tuple(map(tvm.runtime.tensor, model.weights.values())))
+    y = library["main"](tvm.runtime.tensor(random(IMAGE)), *packed)
+
+    shapes = [tuple(map(int, weight.shape)) for weight in packed]
+    assert len(shapes) == 2
+    assert not {*shapes} & {weight.shape for weight in model.weights.values()}
+    np.testing.assert_allclose(y.numpy(), run(given, random(IMAGE))[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("pack", [False, True])
