@@ -246,6 +246,10 @@ class RecallMeasurements(RoundTask):
     def requires(self) -> luigi.Task:
         return self.clone(ClusterFamilies)
 
+    def is_current(self) -> bool:
+        """Also the subgraphs are those that would be extracted now: not by an older version of this project, say."""
+        return self.requires().is_current() and super().is_current()
+
     def work(self) -> None:
         self.status("recalling what is known")
         given = self.given

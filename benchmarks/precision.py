@@ -8,7 +8,7 @@ Measured like `versus.py`: a process a side, the others stopped, in a shuffled o
 float32 and at its default, which is bf16 on CPUs that have it, also beside bytes. Errors are those of the outputs to
 ONNX Runtime's in float32, over the largest output; sizes are of library and parameters together. What our libraries
 multiply and add would take the time in the table of bounds, if each operation ran at the peak of its instruction (of a
-loop of nothing but it, measured in their runs): no library with the same operations is faster than that.
+loop of nothing but it, the highest that any run of the table measured): no library with the same operations is faster.
 """
 
 import argparse
@@ -69,39 +69,47 @@ def _ratio(race: versus.Race, ours: str, vendors: Sequence[str]) -> tuple[interv
 def _bounds(races: Mapping[str, versus.Race], rows: pd.DataFrame) -> list[str]:
     """Times at the peak, and how many times as fast as the better vendor a library could be by them at most."""
     lines = [f"| at the peak, ms (ratio at most) | {' | '.join(_RATIOS)} |", "|---" * (len(_RATIOS) + 1) + "|"]
-    at_peak = rows.groupby(["model", "side"])["at_peak_s"].max()
+    known = rows.dropna(subset="work").drop_duplicates(["model", "side"])
+    works = {(row["model"], row["side"]): row["work"] for row in known.to_dict("records")}
+    peaks: dict[str, float] = {}  # of all runs: one that was disturbed has a lower one
+    for each in (each for work in works.values() for each in work):
+        peaks[each["instruction"]] = max(each["peak_flops"], peaks.get(each["instruction"], 0.0))
     ratios: dict[str, list[float]] = {name: [] for name in _RATIOS}
     for model, race in races.items():
         cells = []
         for name, (ours, vendors) in _RATIOS.items():
-            bound, best = at_peak.get((model, ours)), _ratio(race, ours, vendors)
-            if best is None or pd.isna(bound):
+            timed = [float(np.median(race.latencies[each])) for each in vendors if each in race.latencies]
+            if (model, ours) not in works or not timed:
                 cells.append("-")
                 continue
-            latency = min(float(np.median(race.latencies[each])) for each in vendors if each in race.latencies)
-            ratios[name].append(latency / bound)
-            cells.append(f"{bound * 1e3:.3g} ({latency / bound:.2f})")
+            bound = sum(each["flop"] / peaks[each["instruction"]] for each in works[model, ours])
+            ratios[name].append(min(timed) / bound)
+            cells.append(f"{bound * 1e3:.3g} ({min(timed) / bound:.2f})")
         lines.append(f"| {' | '.join([model, *cells])} |")
     means = [f"({np.exp(np.mean(np.log(found))):.2f})" if found else "-" for found in ratios.values()]
-    return [*lines, f"| geometric mean | {' | '.join(means)} |"]
+    told = ", ".join(f"{name} {peak / 1e9:,.0f}" for name, peak in sorted(peaks.items()))
+    return [*lines, f"| geometric mean | {' | '.join(means)} |", "", f"Peaks: {told} G a second."]
 
 
-def at_peak_s(compiled: Path) -> float | None:
-    """Seconds of a library's operations, each at the peak of the instruction that its subgraph has; None if a subgraph
-    has one that was not measured.
+def work(compiled: Path) -> list[dict[str, object]] | None:
+    """What a library computes, by the instruction that multiplies in it, and the peak of each in FLOP/s; None if a
+    subgraph has one that was not measured.
 
     Args:
         compiled: `compiled/` of a run, in the folders of its model.
     """
     facts = json.loads((compiled / "manifest.json").read_text())
     rows = tables.read(ModelFiles(compiled.parents[2]).subgraphs, SUBGRAPHS)
-    total = 0.0
+    flop: dict[str, float] = {}
     for row in rows.select(["weight", "flop", "core_operator"]).to_pylist():
         kind = next((kind for kind in NARROW if row["core_operator"].endswith(kind)), "")
-        if f"peak_flops{kind}" not in facts:
-            return None
-        total += row["weight"] * row["flop"] / facts[f"peak_flops{kind}"]
-    return total
+        flop[kind] = flop.get(kind, 0.0) + row["weight"] * row["flop"]
+    if any(f"peak_flops{kind}" not in facts for kind in flop):
+        return None
+    return [
+        {"instruction": kind.lstrip("_") or "f32", "flop": found, "peak_flops": facts[f"peak_flops{kind}"]}
+        for kind, found in flop.items()
+    ]
 
 
 def _errors(rows: pd.DataFrame) -> list[str]:
@@ -154,8 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = versus.measure(kinds, threads, given.turns, given.seconds, given.seed).assign(
         model=given.onnx.stem, **provenance.columns(threads, given.revision)
     )
-    bounds = {name: at_peak_s(path) for name, (kind, path) in kinds.items() if kind == "library"}
-    rows["at_peak_s"] = [bounds.get(name) for name in rows["side"]]
+    works = {name: work(path) for name, (kind, path) in kinds.items() if kind == "library"}
+    rows["work"] = [works.get(name) for name in rows["side"]]
     versus.write(rows, given.out / f"{given.onnx.stem}.parquet")
     print("\n".join(table(rows)))
 

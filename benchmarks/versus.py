@@ -36,6 +36,13 @@ TOLERANCE = 1e-3
 _ORDER = ("library", "onnxruntime", "openvino", "torch", "stock")  # of columns
 VENDORS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.compile"}
 
+_WORK = pa.struct(
+    [
+        pa.field("instruction", pa.string(), False),
+        pa.field("flop", pa.float64(), False),
+        pa.field("peak_flops", pa.float64(), False),  # FLOP/s
+    ]
+)
 SCHEMA = pa.schema(
     [
         pa.field("model", pa.string(), False),
@@ -48,7 +55,7 @@ SCHEMA = pa.schema(
         pa.field("reference", pa.string(), False),  # a side
         pa.field("failure", pa.string(), False),  # empty: none
         pa.field("bytes", pa.int64()),  # of the library and its parameters, or of the file; null: not written down
-        pa.field("at_peak_s", pa.float64()),  # of a library's operations (`precision.py`); null: not written down
+        pa.field("work", pa.list_(_WORK)),  # of a library (`precision.py`); null: not written down
         pa.field("threads", pa.int64(), False),
         pa.field("cpu", pa.string(), False),
         pa.field("revision", pa.string(), False),  # of the code that compiled the libraries

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lib.contracts import arrays, tables
-from lib.contracts.files import RunFiles
-from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, TRAINING
+from lib.contracts.files import ModelFiles, RunFiles
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS, TRAINING
 from lib.machine import targets
 from lib.report import page
 from lib.tuning.base import base_models
@@ -119,6 +119,20 @@ def test_another_limit_continues_the_same_run(tuned):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Nothing is left to do")
     assert snapshot(folder / "artifacts") == before
+
+
+def test_a_finished_run_of_subgraphs_as_an_older_version_extracted_them_goes_on_with_those_of_now(tuned, tmp_path):
+    folder, _ = tuned
+    shutil.copytree(folder / "artifacts", tmp_path / "artifacts")
+    path = ModelFiles(run_files(tmp_path).folder.parents[1]).subgraphs
+    tables.write(tables.read(path, SUBGRAPHS), path, SUBGRAPHS, tables.Provenance("by an older version"))
+
+    done = luigi(tmp_path, "TuneModel", "--model", SMALL, *TRIALS)
+
+    assert done.returncode == 0, done.stderr
+    assert "importing the model" in done.stderr
+    assert "speed-up" in done.stdout
+    assert luigi(tmp_path, "TuneModel", "--model", SMALL, *TRIALS).stdout.startswith("Nothing is left to do")
 
 
 def test_another_way_of_timing_begins_another_run_and_names_what_differs(tuned):

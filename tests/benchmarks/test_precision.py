@@ -13,11 +13,16 @@ from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import SUBGRAPHS
 from tests.benchmarks.test_versus import rows_of
 
+WORK = [
+    {"instruction": "bf16", "flop": 60e6, "peak_flops": 100e9},
+    {"instruction": "f32", "flop": 10e6, "peak_flops": 50e9},
+]
+
 
 def test_ratios_are_to_the_better_side_and_bounds_to_the_time_at_the_peak(tmp_path):
     rows = pd.concat(
         [
-            rows_of("net", precision.BF16, "library", [1.0] * 3, at_peak_s=0.8e-3, bytes=2_000_000),
+            rows_of("net", precision.BF16, "library", [1.0] * 3, bytes=2_000_000).assign(work=[WORK] * 3),
             rows_of("net", precision.DEFAULT, "openvino_default", [1.2] * 3),
             rows_of("net", precision.INT8, "library", [0.5] * 3),
             rows_of("net", precision.ORT_QDQ, "onnxruntime", [0.7] * 3),
@@ -35,8 +40,8 @@ def test_ratios_are_to_the_better_side_and_bounds_to_the_time_at_the_peak(tmp_pa
     assert sizes == "| net | - | 2.0 | - | - | - |"
 
 
-@pytest.mark.parametrize(("known", "seconds"), [(True, 2 * 100 / 50 + 300 / 150), (False, None)])
-def test_each_subgraph_is_at_the_peak_of_its_own_instruction(tmp_path, known, seconds):
+@pytest.mark.parametrize("known", [True, False])
+def test_work_is_told_by_instruction_where_all_peaks_are_known(tmp_path, known):
     compiled = tmp_path / "runs" / "run" / "compiled"
     compiled.mkdir(parents=True)
     peaks = {"peak_flops": 50.0} | ({"peak_flops_bf16": 150.0} if known else {})
@@ -50,4 +55,8 @@ def test_each_subgraph_is_at_the_peak_of_its_own_instruction(tmp_path, known, se
     table = pa.Table.from_pylist(rows, schema=SUBGRAPHS)
     tables.write(table, ModelFiles(tmp_path).subgraphs, SUBGRAPHS, tables.Provenance())
 
-    assert precision.at_peak_s(compiled) == seconds
+    expected = [
+        {"instruction": "f32", "flop": 2 * 100.0, "peak_flops": 50.0},
+        {"instruction": "bf16", "flop": 300.0, "peak_flops": 150.0},
+    ]
+    assert precision.work(compiled) == (expected if known else None)
