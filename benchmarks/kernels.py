@@ -8,7 +8,7 @@ nothing but the kernel's multiplying instruction, measured in the same run; byte
 """
 
 import argparse
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from lib.report.text import NARROW
 
 _UNTUNED = "untuned"
 _STOCK = ("metaschedule", _UNTUNED)  # spaces that are none of this project
-_HEAVIEST = 3  # kernels of a model that are listed
+_HEAVIEST = 3  # kernels or operators of a model that are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,14 @@ def spaces_table(libraries: list[Library]) -> list[str]:
         "|---" * (len(names) + 4) + "|",
     ]
     for library in libraries:
-        fallen: Counter[str] = Counter()
+        fallen: defaultdict[str, float] = defaultdict(float)
         for kernel in library.kernels:
             if kernel.space in _STOCK:
                 fallen[kernel.operator] += kernel.time_s / library.kernels_s
+        heaviest = sorted(fallen.items(), key=lambda each: -each[1])[:_HEAVIEST]
         cells = [f"{library.latency_s * 1e3:.3g}", f"{library.kernels_s / library.latency_s:.1%}"]
         cells += [f"{share:.1%}" if (share := library.share(name)) else "" for name in names]
-        told = ", ".join(f"{name} {share:.1%}" for name, share in fallen.most_common(3) if share >= 0.0005)
+        told = ", ".join(f"{name} {share:.1%}" for name, share in heaviest if share >= 0.0005)
         lines.append(f"| {library.name} | {' | '.join(cells)} | {told} |")
     return lines
 

@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model=given.onnx.stem, **provenance.columns(threads, given.revision)
     )
     works = {name: work(path) for name, (kind, path) in kinds.items() if kind == "library"}
-    rows["work"] = [works.get(name) for name in rows["side"]]
+    rows = rows.assign(work=pd.Series([works.get(name) for name in rows["side"]], index=rows.index, dtype=object))
     versus.write(rows, given.out / f"{given.onnx.stem}.parquet")
     print("\n".join(table(rows)))
 
