@@ -595,6 +595,8 @@ class TuneModel(TuningTask):
 
     target_latency_ms: float = Float(default=0.0, description="end at this estimate; 0: no limit")
 
+    _delivers = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limits = replace(self.limits, latency_s=self.target_latency_ms / 1e3 or None)
@@ -624,6 +626,10 @@ class TuneModel(TuningTask):
                 f"Nothing is compiled from replayed measurements; the tables are in {self.given.run_files.folder}"
             )
             return
+        if not self._delivers and self.is_delivered():  # say, subgraphs were extracted again, and are the same
+            console.show(f"Nothing new came of it; the {self.kept}")
+            return
+        self._delivers = True
         yield self.clone(CompileModel, rounds=self._finished)
         yield self.clone(Report, rounds=self._finished)
 

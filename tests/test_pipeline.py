@@ -131,7 +131,7 @@ def test_a_finished_run_of_subgraphs_as_an_older_version_extracted_them_goes_on_
 
     assert done.returncode == 0, done.stderr
     assert "importing the model" in done.stderr
-    assert "speed-up" in done.stdout
+    assert done.stdout.startswith("Nothing new came of it; the report is ")  # they are the same
     assert luigi(tmp_path, "TuneModel", "--model", SMALL, *TRIALS).stdout.startswith("Nothing is left to do")
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import tvm
 from tvm.target import Target
 
-from lib.search.spaces import attention, contraction, rows, transposition, window, winograd
+from lib.search.spaces import attention, columns, contraction, elementwise, rows, transposition, window, winograd
 from lib.search.spaces.space import Space
 
 # Raise it with every change to which programs the spaces have: what was exhausted before is then searched again.
-REVISION = 4
+REVISION = 5
 
 SPACES = (
     # Which blocks are inlined is part of the sketches of those that set `inlines`.
@@ -18,7 +18,9 @@ SPACES = (
     contraction.space(),
     Space("window", window.fits, window.sketches),
     Space("rows", rows.fits, rows.sketches, inlines=False),
+    Space("columns", columns.fits, columns.sketches),
     Space("transposition", transposition.fits, transposition.sketches),
+    Space("elementwise", elementwise.fits, elementwise.sketches, inlines=False),
 )
 
 

@@ -1,0 +1,134 @@
+"""A space for element-wise chains on CPUs: what computes each element of a tensor by itself, or moves it.
+
+MetaSchedule gives each block that it does not inline a loop nest of its own, with results that pass through memory. Here
+a chain is one block, which reads what the chain reads, and writes its result in vectors. What is left to the search is
+how wide these are, since elements of bytes fill a register where four registers of floats make them; whether a vector
+stays within a row; and how many vectors a task takes.
+
+    parallel (elements.0), elements.1, lanes                    flat: rows do not matter
+    parallel (rows.0), rows.1, vectors, lanes                   by row: indices of rows are computed once a row
+
+Where vectors leave elements of a row over, those are computed in a shorter vector, apart (`lib.tir.remainder`).
+"""
+
+import math
+from functools import partial
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.target import Target
+
+from lib.machine.registers import Registers, registers
+from lib.search.spaces import primitives
+from lib.search.spaces.space import feasible
+from lib.tir import analysis, parallel, remainder
+
+_WIDTHS = (1, 2, 4)  # registers of float32 that a vector fills: a register of bytes is made from four of them
+_MUCH_SMALLER = 4  # times: what is that, and takes more than arithmetic, is computed once, before
+
+
+def fits(workload: tvm.IRModule, target: Target) -> bool:
+    """Whether a workload is such a chain, along whose last axis its result is contiguous, and long enough for vectors."""
+    blocks = analysis.leaf_blocks(workload["main"])
+    if not blocks or not all(map(_is_elementwise, blocks)):
+        return False
+    schedule = Schedule(workload, debug_mask="none")
+    try:
+        last = _chained(schedule)
+    except ScheduleError:
+        return False
+    return last is not None and bool(_widths(schedule.get(last), registers(target)))
+
+
+def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
+    """Of all blocks, when it comes to the last one, before any was inlined."""
+    blocks = analysis.leaf_blocks(schedule.mod["main"])
+    if str(schedule.get(block).name_hint) != str(blocks[-1].name_hint) or not all(map(_is_elementwise, blocks)):
+        return []
+    forms = [partial(form, machine=machine) for form in (_flat, _by_row)]
+    return feasible(schedule, forms)
+
+
+def _is_elementwise(block: SBlock) -> bool:
+    stores = analysis.walk(block.body, tirx.BufferStore)
+    return block.init is None and len(stores) == 1 and not analysis.walk(block.body, tirx.For)
+
+
+def _chained(schedule: Schedule) -> SBlockRV | None:
+    """The last block, with all others inlined that are not worth to be computed before; None if results are several.
+
+    Raises:
+        ScheduleError: One cannot be inlined.
+    """
+    *before, last = [schedule.get_sblock(block.name_hint) for block in analysis.leaf_blocks(schedule.mod["main"])]
+    size = _size(schedule.get(last))
+    for block in before:
+        found = schedule.get(block)
+        if not schedule.get_consumers(block):
+            return None
+        if _MUCH_SMALLER * _size(found) > size or not _is_expensive(found):
+            schedule.compute_inline(block)
+    found = schedule.get(last)
+    axes, store = [axis.var for axis in found.iter_vars], analysis.stored(found)
+    return last if axes and store.indices[-1].same_as(axes[-1]) else None
+
+
+def _size(block: SBlock) -> int:
+    return math.prod(analysis.extents(block).values())
+
+
+def _is_expensive(block: SBlock) -> bool:
+    """Whether it divides, or calls functions, as exponentials."""
+    value = analysis.stored(block).value
+    calls = [str(getattr(call.op, "name", "")) for call in analysis.walk(value, tvm.ir.Call)]
+    return bool(analysis.walk(value, tirx.Div)) or any(not name.endswith("if_then_else") for name in calls)
+
+
+def _widths(block: SBlock, machine: Registers) -> list[int]:
+    """Lanes of vectors that its elements fill, of a tensor as a whole or of a row."""
+    *_, columns = analysis.extents(block).values()
+    return [lanes for width in _WIDTHS if (lanes := width * machine.lanes) <= columns or not _size(block) % lanes]
+
+
+def _flat(schedule: Schedule, machine: Registers) -> None:
+    last = _scheduled_before(schedule, machine)
+    size = _size(schedule.get(last))
+    widths = [width * machine.lanes for width in _WIDTHS if size % (width * machine.lanes) == 0]
+    if not widths:
+        raise ScheduleError("no vectors fill the tensor")
+    elements = schedule.fuse(*schedule.get_loops(last))
+    vectors, lane = schedule.split(elements, [None, primitives.sampled_choice(schedule, widths)])
+    vectors_0, _ = primitives.sampled_split(schedule, vectors)
+    schedule.parallel(vectors_0)
+    schedule.vectorize(lane)
+
+
+def _by_row(schedule: Schedule, machine: Registers) -> None:
+    last = _scheduled_before(schedule, machine)
+    *rows, column = schedule.get_loops(last)
+    columns = primitives.extent_of(schedule, column)
+    widths = [width * machine.lanes for width in _WIDTHS if width * machine.lanes <= columns]
+    if not widths or not rows:
+        raise ScheduleError("no vector fits into a row")
+    whole = [lanes for lanes in widths if columns % lanes == 0]
+    rows_0, _ = primitives.sampled_split(schedule, schedule.fuse(*rows))
+    vectors, lane = schedule.split(column, [None, primitives.sampled_choice(schedule, whole or widths)])
+    schedule.vectorize(lane)
+    if whole:
+        schedule.parallel(rows_0)
+    else:
+        schedule.annotate(vectors, remainder.MARK, 1)
+        schedule.annotate(rows_0, parallel.MARK, 1)
+
+
+def _scheduled_before(schedule: Schedule, machine: Registers) -> SBlockRV:
+    """The chain as one block, with what is computed before it in vectors, where some fill it."""
+    last = _chained(schedule)
+    if last is None:
+        raise ScheduleError("several results")
+    for block in schedule.get_producers(last):
+        *_, extent = analysis.extents(schedule.get(block)).values()
+        primitives.vectorize_last(schedule, block, math.gcd(extent, machine.lanes))
+    return last
