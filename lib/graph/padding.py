@@ -39,13 +39,8 @@ def _reads_bytes(function: object) -> bool:
 def _is_of_bytes(expr: relax.Expr) -> bool:
     return (
         is_call(expr, "relax.nn.conv2d") and dtype(expr.args[0]) == "uint8"
-        and is_channels_last(expr) and not _is_depthwise(expr)
+        and is_channels_last(expr)
     )  # fmt: skip
-
-
-def _is_depthwise(convolution: relax.Call) -> bool:
-    """Whether each input channel is a group: those have windows of their own (`lib.search.spaces.window`)."""
-    return int(convolution.attrs.groups) > 1 and int(convolution.args[1].ty.shape[2]) == 1
 
 
 @mutator

@@ -179,6 +179,19 @@ def transpose_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return op.permute_dims(rewriter.emit(relax.Call(call.op, args, call.attrs, call.ty_args)), order)
 
 
+@rule("relax.permute_dims")
+def transpose_before_padding(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """transpose(pad(x)) as pad(transpose(x)): padding may then become a part of the convolution that reads it."""
+    pad = rewriter.calls(call.args[0], "relax.nn.pad")
+    order = call.attrs.axes
+    if pad is None or order is None or not rewriter.read_once(call.args[0]):
+        return None
+    widths = [int(width) for width in pad.attrs.pad_width]
+    moved = [width for axis in order for width in widths[2 * int(axis) : 2 * int(axis) + 2]]
+    image = rewriter.emit(op.permute_dims(pad.args[0], [int(axis) for axis in order]))
+    return op.nn.pad(image, moved, str(pad.attrs.pad_mode), float(pad.attrs.pad_value))
+
+
 def _root(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr:
     """The tensor that a chain of element-wise operators begins with."""
     while (call := rewriter.calls(expr, *_ANY_SHAPE, *_BINARY)) is not None:
@@ -195,12 +208,19 @@ def _as_before(
     shape = rewriter.shape(other)
     if shape is None:
         return None
-    if not shape or (int(np.prod(shape[:-1])) == 1 and len(shape) <= min(len(source), len(target))):
-        return other  # a scalar, or a vector along the last axis
+    if not shape or int(np.prod(shape[:-1])) == 1:  # a scalar, or a vector along the last axis
+        if len(shape) <= min(len(source), len(target)):
+            return other
+        value = rewriter.value(other)
+        return constant(value.reshape(shape[-1:])) if value is not None else None
+    if shape != target:
+        return None
     same = rewriter.calls(other, "relax.reshape")
-    if shape == target and same is not None and rewriter.shape(same.args[0]) == source:
+    if same is not None and rewriter.shape(same.args[0]) == source:
         return same.args[0]
-    return None
+    if (len(source), source) >= (len(target), target):
+        return None  # in one direction alone: what is reshaped for another one would be reshaped back
+    return rewriter.emit(op.reshape(other, source))  # of a residual sum, say: a view, which takes no time
 
 
 @rule("relax.broadcast_to", "relax.strided_slice", "relax.nn.pad")
@@ -326,6 +346,7 @@ RULES: list[Rule] = [
     keep_heads,
     reshape_later,
     transpose_later,
+    transpose_before_padding,
     drop_identity,
     single_concat,
     *(_slice_of_split(index) for index in range(_MAX_PARTS)),

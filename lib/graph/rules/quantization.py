@@ -21,8 +21,8 @@ from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dty
 _Q, _DQ = "relax.quantize", "relax.dequantize"
 _BYTES = {"uint8": (0, 255), "int8": (-128, 127)}
 _SIGN = 128  # by which unsigned bytes are larger than signed ones
-_MOVES = ("relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_dims", "relax.flatten",
-          "relax.strided_slice")  # fmt: skip
+_REORDERINGS = ("relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_dims", "relax.flatten")
+_MOVES = (*_REORDERINGS, "relax.strided_slice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +223,16 @@ def moved_bytes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 @rule(_Q)
+def quantized_before_moving(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Floats are quantised where they are computed, and moved as bytes."""
+    moved, found = rewriter.calls(call.args[0], *_REORDERINGS), _scalars(rewriter, call)
+    if moved is None or found is None or not rewriter.read_once(call.args[0]):
+        return None
+    quantized = rewriter.emit(_quantize(moved.args[0], *found, str(call.attrs.out_dtype)))
+    return relax.Call(moved.op, [quantized, *moved.args[1:]], moved.attrs, moved.ty_args)
+
+
+@rule(_Q)
 def quantized_parts(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Parts of a concatenation are quantised by who computes them, and joined as bytes."""
     joined, found = rewriter.calls(call.args[0], "relax.concat"), _scalars(rewriter, call)
@@ -294,6 +304,6 @@ def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
 
 INTEGERS: list[Rule] = [
     unsigned_activation, integer_convolution, integer_product, integer_product_of_activations, integers_again,
-    pooled_bytes, moved_bytes, quantized_parts, quantized_again,
+    pooled_bytes, moved_bytes, quantized_before_moving, quantized_parts, quantized_again,
 ]  # fmt: skip
 PLAIN: list[Rule] = [plain_dequantize, plain_quantize]
