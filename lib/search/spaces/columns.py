@@ -1,7 +1,7 @@
 """A space for reductions over lines on CPUs: means over an image for each channel, as global pooling has them.
 
-What is reduced is not contiguous, what is left is: vectors of channels are accumulated over all lines of the image. With
-many channels, tasks share them out. Where they are few, parts of the image are reduced side by side, and then together.
+What is reduced is not contiguous, what is left is: vectors of channels are accumulated over all lines of the image.
+Tasks share channels out. Where these are few, parts of the image are reduced side by side, and then together.
 
     parallel (parts, channels.0)                               parts: none, or some (rfactor)
         lines, vectors (unrolled), lanes (vectorised)

@@ -1,9 +1,9 @@
 """A space for element-wise chains on CPUs: what computes each element of a tensor by itself, or moves it.
 
-MetaSchedule gives each block that it does not inline a loop nest of its own, with results that pass through memory. Here
-a chain is one block, which reads what the chain reads, and writes its result in vectors. What is left to the search is
-how wide these are, since elements of bytes fill a register where four registers of floats make them; whether a vector
-stays within a row; and how many vectors a task takes.
+MetaSchedule gives each block that it does not inline a loop nest of its own, with results that pass through memory.
+Here a chain is one block, which reads what the chain reads, and writes its result in vectors. What is left to the
+search is how wide these are, since it takes four registers of floats to fill one with bytes; whether a vector stays
+within a row; and how many vectors a task takes.
 
     parallel (elements.0), elements.1, lanes                    flat: rows do not matter
     parallel (rows.0), rows.1, vectors, lanes                   by row: indices of rows are computed once a row
@@ -30,7 +30,7 @@ _MUCH_SMALLER = 4  # times: what is that, and takes more than arithmetic, is com
 
 
 def fits(workload: tvm.IRModule, target: Target) -> bool:
-    """Whether a workload is such a chain, along whose last axis its result is contiguous, and long enough for vectors."""
+    """Whether a workload is such a chain, with a result that is contiguous along its last axis, and fills vectors."""
     blocks = analysis.leaf_blocks(workload["main"])
     if not blocks or not all(map(_is_elementwise, blocks)):
         return False

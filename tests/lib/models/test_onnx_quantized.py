@@ -13,6 +13,7 @@ from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import targets
 from lib.models import onnx_import
+from lib.tir.workload import load_workload
 
 IMAGE = (1, 6, 9, 9)
 RNG = np.random.default_rng(0)
@@ -129,6 +130,11 @@ CASES = {
         IMAGE, {"w": KERNEL, "v": RNG.integers(-127, 128, (8, 22, 1, 1)).astype(np.int8),
                 "s8": np.array(0.0613, np.float32), "z8": np.array(126, np.uint8), **S9},
         {"conv2d_int8", "conv2d_1x1_int8", "max_pool"},
+    ),
+    "depthwise with strides, and zero points around the image": (
+        [dequantized("x_q"), dequantized("w", "s1", "z1"),
+         helper.make_node("Conv", CONV[:2], ["c"], group=6, pads=[0, 1, 1, 2], strides=[2, 2]), *LAST],
+        IMAGE, {"w": DEPTHWISE, **S9}, {"depthwise_conv2d_int8"},
     ),
     "signed activations": (
         [helper.make_node("QuantizeLinear", ["x", "sx", "z8"], ["s_q"]), dequantized("s_q", "sx", "z8"),
@@ -257,6 +263,53 @@ def test_files_of_onnx_runtimes_own_operators_compute_what_it_computes(tmp_path,
 
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
     assert {"conv2d_int8", "matmul_int8"} <= kernels
+
+
+def kernels_of(path, cpu):
+    """The operators of each kernel that takes time, and what it returns."""
+    model = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig())
+    module = fusion.fuse(model.module, cpu.tvm())
+    found = [s for s in extract_subgraphs(module) if s.tunable]
+    return [(list(s.operators), str(load_workload(s.workload)["main"].params[-1].ty.dtype)) for s in found]
+
+
+def test_padding_with_zero_points_is_a_part_of_depthwise_convolutions_whatever_comes_before(tmp_path, cpu):
+    nodes = [
+        dequantized("x_q"), helper.make_node("Sigmoid", ["x_q_f"], ["g"]),
+        helper.make_node("Mul", ["x_q_f", "g"], ["m"]),
+        quantized("m", "m_q"), dequantized("m_q"), dequantized("w", "s1", "z1"),
+        helper.make_node("Conv", ["m_q_f", "w_f"], ["c"], group=6, pads=[1, 1, 1, 1]), *LAST,
+    ]  # fmt: skip
+    path = file(tmp_path / "q.onnx", nodes, IMAGE, {"w": DEPTHWISE, **S9})
+
+    [convolution] = [names for names, _ in kernels_of(path, cpu) if "depthwise_conv2d_int8" in names]
+    assert convolution[0] == "pad"
+
+
+def test_a_product_of_joined_axes_rounds_what_follows_it_in_its_own_kernel(tmp_path, cpu):
+    nodes = [
+        dequantized("x_q"), dequantized("w", "s1", "z1"), helper.make_node("MatMul", CONV[:2], ["p"]),
+        quantized("p", "p_q", "s9", "z9"), dequantized("p_q", "s9", "z9"), helper.make_node("Erf", ["p_q_f"], ["e"]),
+        quantized("e", "y_q", "s8", "z8"), helper.make_node("DequantizeLinear", ["y_q", "s8", "z8"], ["y"]),
+    ]  # fmt: skip
+    weights = {"w": MATRIX, **S9, "s8": np.array(0.008, np.float32), "z8": np.array(127, np.uint8)}
+    path = file(tmp_path / "q.onnx", nodes, (2, 5, 10), weights)
+
+    [(product, _)] = [kernel for kernel in kernels_of(path, cpu) if "matmul_int8" in kernel[0]]
+    assert product.count("elementwise") == 2  # roundings, before and after the error function
+
+
+def test_what_is_moved_before_it_is_quantised_is_moved_as_bytes(tmp_path, cpu):
+    nodes = [
+        dequantized("x_q"), helper.make_node("Softmax", ["x_q_f"], ["s"]),
+        helper.make_node("Transpose", ["s"], ["t"], perm=[1, 0, 2]), quantized("t", "t_q", "s8", "z8"),
+        dequantized("t_q", "s8", "z8"), dequantized("w", "s1", "z1"),
+        helper.make_node("MatMul", ["t_q_f", "w_f"], ["c"]), *LAST,
+    ]  # fmt: skip
+    weights = {"w": MATRIX, **S9, "s8": np.array(0.004, np.float32), "z8": np.array(0, np.uint8)}
+    path = file(tmp_path / "q.onnx", nodes, (4, 5, 10), weights)
+
+    assert [kind for names, kind in kernels_of(path, cpu) if "transpose" in names] == ["uint8"]
 
 
 def test_a_concatenation_moves_bytes(tmp_path, cpu):

@@ -139,6 +139,31 @@ def test_two_reshaped_products_are_added_and_then_reshaped():
     assert after == ["matmul", "matmul", "add", "reshape"]
 
 
+def flat_dense(x):
+    return op.reshape(op.matmul(x, const(random((4, 3), 1))), (2, 3, 3))
+
+
+def test_a_residual_sum_is_taken_in_the_shape_of_the_product():
+    after = becomes([rules.reshape_later], lambda x, y: op.add(y, flat_dense(x)), (6, 4), (2, 3, 3))[1]
+    assert after == ["matmul", "reshape", "add", "reshape"]  # of the other summand, which is a view
+
+
+def test_a_vector_of_more_axes_than_the_product_loses_them():
+    after = becomes([rules.reshape_later], lambda x: op.add(flat_dense(x), const(random((1, 1, 3)))), (6, 4))[1]
+    assert after == ["matmul", "add", "reshape"]
+
+
+def test_products_of_two_shapes_are_added_in_one_of_them_and_rewriting_ends():
+    def build(x, y):
+        return op.exp(
+            op.add(op.tanh(flat_dense(x)), op.reshape(op.exp(op.matmul(y, const(random((4, 3))))), (2, 3, 3)))
+        )
+
+    before, after = becomes(rules.RULES, build, (6, 4), (3, 2, 4))
+    assert (before.count("reshape"), after.count("reshape")) == (2, 2)
+    assert after.index("add") < len(after) - 2  # the sum is reshaped last, after what follows it
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -146,7 +171,7 @@ def test_two_reshaped_products_are_added_and_then_reshaped():
         lambda x: op.exp(op.reshape(op.matmul(x, const(random((4, 3)))), (2, 9))),  # another last axis
         lambda x: op.add(dense(x), const(random((6, 1)))),
         lambda x: op.add(dense(x), const(random((2, 6, 3)))),  # broadcasts the product
-        lambda x: op.add(dense(x), const(random((1, 1, 1, 3)))),
+        lambda x: op.add(dense(x), const(random((2, 1, 6, 3)))),
         lambda x: [y := dense(x), op.exp(y)],
     ],
 )
@@ -167,6 +192,22 @@ def test_a_transpose_comes_last(build):
     after = becomes([rules.transpose_later], build, (2, 3), (2, 3))[1]
     assert after[-1] == "permute_dims"
     assert len(after) == 2
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_padding_comes_after_a_transpose(mode):
+    def build(x):
+        return op.permute_dims(op.nn.pad(op.permute_dims(x, [0, 2, 1]), [0, 0, 1, 2, 0, 1], mode, 7.0), [0, 2, 1])
+
+    assert becomes([*MOVES, rules.transpose_before_padding], build, (2, 3, 4))[1] == ["nn.pad"]
+
+
+def test_padding_that_others_read_stays_before_a_transpose():
+    def build(x):
+        padded = op.nn.pad(x, [0, 0, 1, 2], "constant", 7.0)
+        return [op.permute_dims(padded, [1, 0]), op.exp(padded)]
+
+    assert stays([rules.transpose_before_padding], build, (2, 3))
 
 
 @pytest.mark.parametrize(

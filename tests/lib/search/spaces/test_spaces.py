@@ -25,6 +25,8 @@ def test_no_space_fits_a_gpu():
         (lambda cpu: depthwise(1), "window"),
         (lambda cpu: softmax(cpu, 24, 64), "rows"),
         (lambda cpu: subgraph(cpu, lambda _, x: op.permute_dims(x, [1, 0]), (7, 48)), "transposition"),
+        (lambda cpu: subgraph(cpu, lambda _, x: op.mean(x, [0]), (7, 48)), "columns"),
+        (lambda cpu: subgraph(cpu, lambda _, x, y: op.add(x, y), (7, 48), (48,)), "elementwise"),
     ],
 )
 def test_a_workload_gets_the_space_of_its_kind(cpu, make, name):
@@ -40,7 +42,7 @@ def test_the_first_space_that_fits_is_taken_and_the_others_are_not_asked(cpu):
 
     assert fitting(matmul(), cpu.tvm(), spaces).name == "b"
     assert asked == ["a", "b"]
-    assert fitting(gather(), cpu.tvm(), SPACES) is None
+    assert fitting(gather(width=3), cpu.tvm(), SPACES) is None
 
 
 def test_without_remainders_tiles_divide_the_output(cpu):

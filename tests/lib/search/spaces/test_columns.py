@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from lib.search.spaces import columns
+from lib.search.spaces.table import fitting
+from tests.helpers import matmul, run_on
+from tests.lib.search.spaces.test_contraction import sampled
+from tests.lib.search.spaces.test_rows import softmax, subgraph
+from tests.lib.search.spaces.test_window import depthwise
+
+
+def pooled(_, x):
+    return op.mean(x, [1, 2], keepdims=True)
+
+
+def largest(_, x):
+    return op.max(x, [1, 2])
+
+
+def summed(_, x):
+    return op.sum(x, [0])
+
+
+def in_numpy(make, x):
+    if make is pooled:
+        return x.astype(np.float64).mean((1, 2), keepdims=True)
+    return x.max((1, 2)) if make is largest else x.astype(np.float64).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(pooled, (1, 7, 7, 64)), (pooled, (2, 14, 14, 40)), (largest, (1, 8, 6, 32)), (summed, (24, 64))],
+)
+def test_every_program_computes_what_it_should(cpu, make, shape):
+    workload = subgraph(cpu, make, shape)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    expected = in_numpy(make, x)
+
+    schedules = sampled(workload, cpu)
+
+    assert fitting(workload, cpu.tvm()).name == "columns"
+    texts = [schedule.mod.script() for schedule in schedules]
+    assert any(text.count("T.parallel(") == 1 for text in texts)  # over the whole image
+    assert make is largest or any(text.count("T.parallel(") == 2 for text in texts)  # in parts, and of these
+    for schedule in schedules:
+        assert 'scope="local"' in schedule.mod.script()
+        found = run_on(schedule.mod, cpu.tvm(), [x], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["product", "softmax", "window", "few channels"])
+def test_other_reductions_are_left_alone(cpu, name):
+    workload = {
+        "product": matmul,
+        "softmax": lambda: softmax(cpu, 8, 64),
+        "window": lambda: depthwise(1),
+        "few channels": lambda: subgraph(cpu, pooled, (1, 7, 7, 3)),
+    }[name]()
+
+    assert not columns.fits(workload, cpu.tvm())

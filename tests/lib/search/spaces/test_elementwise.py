@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.relax import op
+
+from lib.search.spaces import elementwise
+from lib.search.spaces.table import fitting
+from tests.helpers import gather, matmul, run_on
+from tests.lib.search.spaces.test_contraction import sampled
+from tests.lib.search.spaces.test_rows import softmax, subgraph
+
+
+def added(builder, x, y):
+    return op.nn.relu(builder.emit(op.add(x, y)))
+
+
+def gated(builder, gate, x):
+    """Squeeze and excitation: a channel's gate is computed once, not for each pixel."""
+    return op.multiply(builder.emit(op.sigmoid(gate)), x)
+
+
+def windows(builder, x):
+    """An image in windows of 7 by 7."""
+    return op.permute_dims(builder.emit(op.reshape(x, (2, 7, 2, 7, 32))), [0, 2, 1, 3, 4])
+
+
+def quantized(builder, x):
+    rounded = builder.emit(op.round(builder.emit(op.multiply(x, relax.const(3.0)))))
+    return op.astype(builder.emit(op.clip(rounded, -128, 127)), "int8")
+
+
+def in_numpy(make, *inputs):
+    if make is added:
+        return np.maximum(inputs[0] + inputs[1], 0)
+    if make is gated:
+        return (inputs[1] / (1 + np.exp(-inputs[0].astype(np.float64)))).astype(np.float32)
+    if make is windows:
+        return inputs[0].reshape(2, 7, 2, 7, 32).transpose(0, 2, 1, 3, 4)
+    return np.clip(np.round(inputs[0] * np.float32(3)), -128, 127).astype(np.int8)
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (added, [(8, 197, 64), (64,)]),
+        (added, [(5, 197), (5, 1)]),  # rows that vectors do not fill
+        (added, [(3, 100), (3, 100)]),
+        (gated, [(1, 1, 1, 64), (1, 7, 7, 64)]),
+        (windows, [(14, 14, 32)]),
+        (quantized, [(64, 1024)]),
+        (quantized, [(3, 49)]),
+    ],
+)
+def test_every_program_computes_what_it_should_in_one_parallel_loop_of_vectors(cpu, make, shapes):
+    workload = subgraph(cpu, make, *shapes)
+    inputs = [np.random.default_rng(n).normal(size=shape).astype(np.float32) for n, shape in enumerate(shapes)]
+    expected = in_numpy(make, *inputs)
+
+    schedules = sampled(workload, cpu)
+
+    assert fitting(workload, cpu.tvm()).name == "elementwise"
+    assert len(schedules) >= 2
+    for schedule in schedules:
+        text = schedule.mod.script()
+        assert text.count("T.parallel(") + text.count('"parallel": 1') == 1
+        assert text.count("T.vectorized(") == 1 + (make is gated)
+        found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, expected.dtype))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_vectors_of_bytes_may_fill_a_register(cpu):
+    schedules = sampled(subgraph(cpu, quantized, (64, 1024)), cpu, 40)
+
+    lanes = {int(text.split("T.vectorized(T.int64(")[1].split(")")[0]) for text in (s.mod.script() for s in schedules)}
+    assert lanes == {16, 32, 64} if "avx512f" in str(cpu.tvm()) else len(lanes) == 3
+
+
+def test_lookups_are_moved_in_vectors(cpu):
+    workload, rng = gather(width=64), np.random.default_rng(0)
+    table, ids = rng.normal(size=(50, 64)).astype(np.float32), rng.integers(0, 50, 6).astype(np.int32)
+
+    schedules = sampled(workload, cpu)
+
+    for schedule in schedules:
+        assert "T.vectorized(" in schedule.mod.script()
+        found = run_on(schedule.mod, cpu.tvm(), [table, ids], np.zeros((6, 64), np.float32))
+        np.testing.assert_array_equal(found, table[ids])
+
+
+@pytest.mark.parametrize("name", ["product", "softmax", "few elements", "one row of few"])
+def test_what_reduces_and_what_fills_no_vector_is_left_alone(cpu, name):
+    workload = {
+        "product": matmul,
+        "softmax": lambda: softmax(cpu, 8, 64),
+        "few elements": lambda: subgraph(cpu, added, (3, 3), (3, 3)),
+        "one row of few": lambda: subgraph(cpu, added, (7,), (7,)),
+    }[name]()
+
+    assert not elementwise.fits(workload, cpu.tvm())
