@@ -1,7 +1,8 @@
 """Record a pool: candidates of many subgraphs, all measured, twice if wanted, to train and compare without noise.
 
     python benchmarks/pool/record.py --models NAME_OR_FILE ... --out FOLDER [--rounds 10,5,5] [--passes 1]
-        [--target JSON] [--spaces own] [--subgraphs N] [--operators OPERATOR ...] [--clusterings core-operator]
+        [--target JSON] [--precision model] [--spaces own] [--subgraphs N] [--operators OPERATOR ...]
+        [--clusterings core-operator]
 
 The first round of each subgraph is drawn at random; the later ones are evolved, in equal parts for each clustering,
 under models that were trained on all before them. A pass measures all candidates once
@@ -37,7 +38,7 @@ from lib.contracts.errors import TunerError
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, SUBGRAPHS
 from lib.contracts.tables import Provenance
-from lib.graph.algorithms import AlgorithmConfig
+from lib.graph.algorithms import AS_IT_IS, AlgorithmConfig
 from lib.machine import targets
 from lib.measure.local_pool import LocalPool
 from lib.measure.runner import MeasureConfig
@@ -105,8 +106,9 @@ class Recording:
         models: Sequence[str],
         n_subgraphs: int,
         operators: Sequence[str] = (),
+        precision: str = AS_IT_IS,
     ) -> None:
-        self.folder, self.target = folder, target
+        self.folder, self.target, self.algorithms = folder, target, AlgorithmConfig(precision=precision)
         found = [row for row in self._import(models) if not operators or row["core_operator"] in operators]
         self.subgraphs = self._chosen(found, n_subgraphs)
         self.texts = {row["subgraph_id"]: row["workload"] for row in self.subgraphs}
@@ -124,7 +126,7 @@ class Recording:
                         extract.run(
                             Source(model, 0, 0, "", ""),
                             self.target,
-                            AlgorithmConfig(),
+                            self.algorithms,
                             provenance=_NO_PROVENANCE,
                             out=own,
                         )
@@ -302,9 +304,11 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=1, choices=(1, 2))
     parser.add_argument("--subgraphs", type=int, default=0, help="only so many, those with most FLOP of each family")
     parser.add_argument("--operators", nargs="*", default=[], help="only subgraphs with these core operators")
+    parser.add_argument("--precision", default=AS_IT_IS, help="as of the command; files of bytes are run in bytes")
     parser.add_argument("--clusterings", nargs="+", default=["core-operator"])
     given = parser.parse_args()
-    recording = Recording(given.out, targets.cpu_target(given.target), given.models, given.subgraphs, given.operators)
+    target = targets.cpu_target(given.target)
+    recording = Recording(given.out, target, given.models, given.subgraphs, given.operators, given.precision)
     print(f"{len(recording.texts)} subgraphs", flush=True)
     pool = LocalPool(recording.target, MeasureConfig())
     counts = [int(n) for n in given.rounds.split(",")]
