@@ -218,6 +218,15 @@ def test_sessions_of_several_threads_take_the_cores_in_turn(monkeypatch):
     assert [sessions.placed(2, None, None)[1] for _ in range(3)] == [[0, 1], [2, 3], [4, 0]]
 
 
+def test_many_bundles_run_in_one_process(small, tmp_path):
+    folders = [shutil.copytree(small.folder, tmp_path / str(n)) for n in range(20)]
+
+    models = [Model(folder) for folder in folders]
+
+    results = [model(values()) for model in models]
+    assert all(np.array_equal(result, results[0]) for result in results)
+
+
 def test_an_error_reaches_the_caller_and_the_session_goes_on(model):
     with pytest.raises(ZeroDivisionError):
         model._driver.run(lambda: 1 / 0)

@@ -62,8 +62,8 @@ class Error : public std::runtime_error {
 
 /*! Of a session. */
 struct Options {
-  int threads = 0;         // of an inference; 0: as many as `cores`, else as the model was tuned for
-  std::vector<int> cores;  // where they may run; empty: all that this process may use. Linux only
+  int threads = 0;              // of an inference; 0: as many as `cores`, else as the model was tuned for
+  std::vector<int> cores = {};  // where they may run; empty: all that this process may use. Linux only
 };
 
 /*! An input or an output. */
