@@ -1,7 +1,8 @@
 // Loads a bundle, runs it on its reference inputs, from two threads on one session and on a session of its own, and
 // compares the outputs with the reference. `run FOLDER [FOLDER...]` exits with 0 if all agree.
 //
-// `run --times FOLDER` tells how long that takes, and what a further session costs, as a line of JSON.
+// `run --times FOLDER [FOLDER...]` tells how long it takes to load the first and to run it, what a further session of it
+// costs, and how long it takes to load the others, as two lines of JSON.
 
 #include <chrono>
 #include <cmath>
@@ -78,31 +79,38 @@ long anonymous_kib() {
   return 0;
 }
 
-void times(const std::string& folder) {
-  Model model(folder);
+void times(const std::vector<std::string>& folders) {
+  Model model(folders[0]);
   double loaded = seconds();
   auto [inputs, expected] = model.reference();
   model(inputs);
-  double first = seconds();
-  model(inputs);
-  double second = seconds();
-  long before = anonymous_kib();
+  std::printf("{\"load_s\": %.5f, \"first_s\": %.5f}\n", loaded, seconds());
+  std::fflush(stdout);
+
   constexpr int kSessions = 20;
+  long before = anonymous_kib();
   std::vector<Model> sessions;
   for (int n = 0; n < kSessions; ++n) sessions.push_back(model.session({1}));
   long made = anonymous_kib();
   for (Model& session : sessions) session(inputs);
   long used = anonymous_kib();
-  std::printf("{\"load_s\": %.5f, \"first_s\": %.5f, \"next_s\": %.5f, \"session_kib\": %.1f, \"used_session_kib\": %.1f}\n",
-              loaded, first, second - first, double(made - before) / kSessions, double(used - before) / kSessions);
+
+  double start = seconds();
+  std::vector<Model> others;
+  for (size_t n = 1; n < folders.size(); ++n) others.emplace_back(folders[n]);
+  double all = seconds() - start;
+  std::printf("{\"session_kib\": %.1f, \"used_session_kib\": %.1f, \"others\": %zu, \"others_s\": %.4f, "
+              "\"others_kib\": %ld}\n",
+              double(made - before) / kSessions, double(used - before) / kSessions, others.size(), all,
+              anonymous_kib() - used);
 }
 
 }  // namespace
 
 int main(int count, char** words) {
   try {
-    if (count == 3 && std::string(words[1]) == "--times") {
-      times(words[2]);
+    if (count > 2 && std::string(words[1]) == "--times") {
+      times({words + 2, words + count});
       return 0;
     }
     bool agree = count > 1;

@@ -11,8 +11,12 @@ from . import native
 from .bundle import Bundle, Value
 from .errors import InputError
 from .session import Driver, placed
-from .weights import ALIGNMENT, Mapped, array_at, as_type, numpy_type, stored, tensor_at
+from .weights import ALIGNMENT, Mapped, as_type, numpy_type, stored, tensor_at
 
+_CPU = int(tvm_ffi.DLDeviceType.kDLCPU)
+_IN_DLPACK = {  # of NumPy's types
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)), "float16", "float32", "float64", "bool",
+}  # fmt: skip
 _BOUND = "with its weights"  # name of the function that has them as its last arguments
 
 
@@ -95,15 +99,17 @@ class Model:
 
         Returns:
             The output as a NumPy array, or a dict of them by name if the model has several. Each call returns memory
-            of its own, which nobody writes to afterwards; `torch.from_dlpack` takes it without a copy.
+            of its own, which nobody else reads or writes then; `torch.from_dlpack` takes it without a copy.
 
         Raises:
             InputError: Names, number, shapes or types are not the model's.
         """
         tensors = [_tensor(given, value) for given, value in zip(self._ordered(args, named), self._inputs, strict=True)]
-        infer = self._infer
-        found = _flat(self._driver.run(lambda: infer(*tensors)))
-        arrays = [_array(tensor, self._loaded) for tensor in found]
+        infer, arrays = self._infer, []
+        others = {tensor.data_ptr() for tensor in tensors}
+        for tensor in _flat(self._driver.run(lambda: infer(*tensors))):
+            is_shared = tensor.data_ptr() in others or tensor in self._loaded.weights
+            arrays.append(_array(tensor).copy() if is_shared else _array(tensor))
         if len(arrays) == 1:
             return arrays[0]
         return {value.name: array for value, array in zip(self._outputs, arrays, strict=True)}
@@ -161,30 +167,27 @@ def aligned_empty(shape: Sequence[int], dtype: str) -> np.ndarray:
 
 def _tensor(given: Any, value: Value) -> Any:
     """A tensor of TVM over an input's memory, or over a copy where TVM cannot use that."""
-    if not isinstance(given, np.ndarray) and hasattr(given, "__dlpack__"):
-        return _imported(given, value)
-    array = np.asarray(given)
-    _require(value, array.shape, array.dtype.name)
+    is_shown = hasattr(given, "__dlpack__")
+    if isinstance(given, np.ndarray):
+        is_shown = given.flags.writeable and given.dtype.name in _IN_DLPACK
+    if is_shown:
+        kind, _ = given.__dlpack_device__()
+        if kind != _CPU:
+            raise InputError(f"{value.name} is not in the CPU's memory.")
+        tensor = tvm_ffi.from_dlpack(given)
+        _require(value, tuple(tensor.shape), str(tensor.dtype))
+        if tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT:
+            return tensor
+        array = np.from_dlpack(as_type(tensor, stored(value.dtype)))
+    else:
+        array = np.asarray(given)
+        _require(value, array.shape, array.dtype.name)
+        array = array.view(stored(value.dtype))
     if array.size and (not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT):
-        copy = aligned_empty(value.shape, value.dtype)
+        copy = aligned_empty(value.shape, stored(value.dtype))
         copy[...] = array
         array = copy
     return tensor_at(array.ctypes.data, value.shape, value.dtype, array)
-
-
-def _imported(given: Any, value: Value) -> Any:
-    """The same of an object with DLPack."""
-    kind, _ = given.__dlpack_device__()
-    if kind != tvm_ffi.DLDeviceType.kDLCPU:
-        raise InputError(f"{value.name} is not in the CPU's memory.")
-    tensor = tvm_ffi.from_dlpack(given)
-    _require(value, tuple(tensor.shape), str(tensor.dtype))
-    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
-        return tensor
-    source = np.from_dlpack(as_type(tensor, stored(value.dtype)))
-    copy = aligned_empty(value.shape, stored(value.dtype))
-    copy[...] = source
-    return tensor_at(copy.ctypes.data, value.shape, value.dtype, copy)
 
 
 def _require(value: Value, shape: tuple[int, ...], dtype: str) -> None:
@@ -192,11 +195,10 @@ def _require(value: Value, shape: tuple[int, ...], dtype: str) -> None:
         raise InputError(f"{value} is what the model takes, and {dtype}{list(shape)} was given for it.")
 
 
-def _array(tensor: Any, loaded: _Loaded) -> np.ndarray:
-    """An output as an array, which keeps its memory: an output may be one of the weights."""
+def _array(tensor: Any) -> np.ndarray:
+    """An output as an array, which keeps its memory."""
     dtype = str(tensor.dtype)
-    array = array_at(tensor.data_ptr(), tuple(tensor.shape), stored(dtype), (tensor, loaded))
-    return array.view(numpy_type(dtype))
+    return np.from_dlpack(as_type(tensor, stored(dtype))).view(numpy_type(dtype))
 
 
 def _flat(value: Any) -> list[Any]:

@@ -81,16 +81,19 @@ class Mapped:
         self.entries = entries(path)
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        address = np.frombuffer(self._map, np.uint8).ctypes.data
+        self._address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self.tensors: list[Any] = [
-            tensor_at(address + entry.begin, entry.shape, entry.dtype, self._map) for entry in self.entries
+            tensor_at(self._address + entry.begin, entry.shape, entry.dtype, self._map) for entry in self.entries
         ]
+
+    def __contains__(self, tensor: Any) -> bool:
+        """Whether its memory is of this file."""
+        return 0 <= tensor.data_ptr() - self._address < len(self._map)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The same for NumPy, by name; they must not be written to."""
-        address = np.frombuffer(self._map, np.uint8).ctypes.data
         return {
-            entry.name: array_at(address + entry.begin, entry.shape, stored(entry.dtype), self._map).view(
+            entry.name: array_at(self._address + entry.begin, entry.shape, stored(entry.dtype), self._map).view(
                 numpy_type(entry.dtype)
             )
             for entry in self.entries

@@ -63,13 +63,14 @@ def small(cpu, tmp_path_factory) -> CompiledFiles:
 
 
 def _pair(path: Path) -> Path:
-    """Two inputs of other types, three outputs, one of which is a weight as it is; and a licence."""
+    """Two inputs of other types, four outputs, two of which are a weight and an input as they are; and a licence."""
     weights = {"w": np.arange(24, dtype=np.float32).reshape(8, 3), "table": np.arange(50, dtype=np.float32)}
     graph = helper.make_graph(
         [
             helper.make_node("MatMul", ["x", "w"], ["product"]),
             helper.make_node("Gather", ["table", "ids"], ["found"]),
             helper.make_node("Identity", ["w"], ["constant"]),
+            helper.make_node("Identity", ["x"], ["same"]),
         ],
         "pair",
         [
@@ -78,7 +79,7 @@ def _pair(path: Path) -> Path:
         ],
         [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-            for name, shape in (("product", [5, 3]), ("found", [7]), ("constant", [8, 3]))
+            for name, shape in (("product", [5, 3]), ("found", [7]), ("constant", [8, 3]), ("same", [5, 8]))
         ],
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )

@@ -172,6 +172,15 @@ struct Aligned {
   void FreeData(DLTensor* tensor) { std::free(tensor->data); }
 };
 
+/*! A tensor with the same values; the other one must be contiguous and in the CPU's memory. */
+inline ffi::Tensor copied(const ffi::Tensor& tensor) {
+  std::vector<int64_t> shape(tensor.shape().begin(), tensor.shape().end());
+  ffi::Tensor copy = ffi::Tensor::FromNDAlloc(Aligned{}, ffi::Shape(shape), tensor.dtype(), DLDevice{kDLCPU, 0});
+  std::copy_n(static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset(), bytes(shape, tensor.dtype()),
+              static_cast<char*>(copy.data_ptr()));
+  return copy;
+}
+
 /*! Memory of the caller. */
 struct Borrowed {
   void* begin;
@@ -433,7 +442,7 @@ class Model {
   }
 
   /*!
-   * Compute. Each call returns memory of its own, which nobody writes to afterwards.
+   * Compute. Each call returns memory of its own, which nobody else reads or writes then.
    *
    * \param inputs In their order. None is copied that begins at a multiple of 64 bytes, as those of `empty` do.
    * \return The outputs in their order.
@@ -449,6 +458,12 @@ class Model {
       infer_.CallPacked(given.data(), static_cast<int32_t>(given.size()), &found);
       detail::flatten(found, &outputs);
     });
+    for (ffi::Tensor& output : outputs) {
+      bool is_shared = false;
+      for (const ffi::Tensor& weight : loaded_->weights) is_shared |= output.data_ptr() == weight.data_ptr();
+      for (const ffi::Tensor& input : inputs) is_shared |= output.data_ptr() == input.data_ptr();
+      if (is_shared) output = detail::copied(output);
+    }
     return outputs;
   }
 
@@ -509,10 +524,7 @@ class Model {
       }
       auto address = reinterpret_cast<uintptr_t>(given.data_ptr()) + given.byte_offset();
       if (address % detail::kAlignment || given.byte_offset()) {
-        ffi::Tensor copy = empty(n);
-        std::copy_n(reinterpret_cast<const char*>(address), detail::bytes(shape, dtype),
-                    static_cast<char*>(copy.data_ptr()));
-        given = copy;
+        given = detail::copied(given);
       }
     }
   }
