@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def runtime(model: Path, inputs: Arrays, sessions: int, threads: int) -> list[In
     first = Model(model, threads=threads)
     made = [first, *(first.session(threads=threads) for _ in range(sessions - 1))]
     given = [_filled(first, inputs) for _ in made]
-    return [lambda session=session, own=own: session(*own) for session, own in zip(made, given, strict=True)]
+    return [partial(session, *own) for session, own in zip(made, given, strict=True)]
 
 
 def _filled(model: Any, inputs: Arrays) -> list[np.ndarray]:
@@ -47,7 +48,7 @@ def onnxruntime(model: Path, inputs: Arrays, sessions: int, threads: int) -> lis
     options.intra_op_num_threads = threads
     found = [ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]) for _ in range(sessions)]
     feed = dict(zip([value.name for value in found[0].get_inputs()], inputs, strict=True))
-    return [lambda session=session: session.run(None, feed) for session in found]
+    return [partial(session.run, None, feed) for session in found]
 
 
 def openvino(model: Path, inputs: Arrays, sessions: int, threads: int, cache: Path | None = None) -> list[Infer]:
@@ -64,7 +65,7 @@ def openvino(model: Path, inputs: Arrays, sessions: int, threads: int, cache: Pa
     for request in requests:
         for n, array in enumerate(inputs):
             request.set_input_tensor(n, ov.Tensor(array.copy()))
-    return [lambda request=request: request.infer(share_outputs=True) for request in requests]
+    return [partial(request.infer, share_outputs=True) for request in requests]
 
 
 def openvino_cached(model: Path, inputs: Arrays, sessions: int, threads: int) -> list[Infer]:
