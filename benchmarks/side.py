@@ -41,12 +41,14 @@ def library(folder: Path, arrays: Sequence[np.ndarray], _threads: int) -> Loaded
     import tvm
 
     from lib.contracts import arrays as arrays_of
+    from lib.runtime.family_tuner_runtime.weights import Mapped
 
     manifest = json.loads((folder / "manifest.json").read_text())
     machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / manifest["library"])), tvm.cpu())
-    params = arrays_of.values(folder / manifest["params"])
-    entry = manifest["entry"]
-    machine.set_input(entry, *(tvm.runtime.tensor(array) for array in (*arrays, *params)))
+    weights, entry = folder / manifest["params"], manifest["entry"]
+    is_old = weights.suffix == ".npz"  # of a run of before weights were mapped
+    params = map(tvm.runtime.tensor, arrays_of.values(weights)) if is_old else Mapped(weights).tensors
+    machine.set_input(entry, *map(tvm.runtime.tensor, arrays), *params)
     return Loaded(
         lambda: machine.invoke_stateful(entry), lambda: _flat(machine.get_outputs(entry)), f"TVM {tvm.__version__}"
     )

@@ -2,9 +2,9 @@
 
     python benchmarks/stock.py --model resnet50 --trials-per-subgraph 128 --trials-per-round 64 --seed 0 --out FOLDER
 
-Leaves `curve.parquet` (each measurement with its time), `traces.json`, `model.so`, `params.npz` and `manifest.json` in
-the folder, the latter as `TuneModel` leaves them in `compiled/`, so that both can be timed in turn. The graph is the
-one that `TuneModel` gets, but for Winograd's convolutions and wider channels, which stock TVM does not choose.
+Leaves `curve.parquet` (each measurement with its time), `traces.json`, `model.so`, `weights.safetensors` and
+`manifest.json` in the folder, as `TuneModel` leaves them in `compiled/`, so that both can be timed in turn. The graph
+is the one that `TuneModel` gets, but for Winograd's convolutions and wider channels, which stock TVM does not choose.
 `--heaviest N` tunes N subgraphs only; started again with `--rest RUN`, the others get the schedules of that run.
 Nothing else may run on the machine.
 """
@@ -137,7 +137,7 @@ def build(model: Model, traces: Mapping[str, str], rest: Path | None, out: Path)
     library, weights = out / "model.so", out / "weights.npz"
     deploy.build(module, by_function, TARGET.tvm(), library, pack=True)
     np.savez(weights, **dict(model.weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
-    Libraries(LocalDevice("llvm")).pack(PackWeights(library, weights, out / "params.npz"))
+    Libraries(LocalDevice("llvm")).pack(PackWeights(library, weights, out / "weights.safetensors"))
     weights.unlink()
     return deploy.interface(module)
 
@@ -187,7 +187,7 @@ def main() -> None:
     interface = build(model, tuned["traces"], options.rest, options.out)
     manifest = {
         "library": "model.so",
-        "params": "params.npz",
+        "params": "weights.safetensors",
         "entry": "main",
         "model_inputs": interface,
         "threads": TARGET.threads,

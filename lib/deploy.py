@@ -1,6 +1,6 @@
 """From a fused module and the chosen traces to a library that needs nothing of the tuner."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tvm
@@ -80,6 +80,28 @@ def _packing_split_off(module: tvm.IRModule) -> tvm.IRModule:
 
 def _packs(function: tirx.PrimFunc) -> bool:
     return any(_PACKS in block.annotations for block in walk(function.body, SBlock))
+
+
+def outputs(module: tvm.IRModule, names: Sequence[str] = ()) -> list[dict[str, object]]:
+    """The tensors that `main` returns, in order: name, shape, dtype.
+
+    Args:
+        names: Those of its file, if it is one that names them; else they are `output0` and so on.
+    """
+    found: list[relax.TensorType] = []
+
+    def collect(value: tvm.ir.Type) -> None:
+        for field in value.fields if isinstance(value, tvm.ir.TupleType) else ():
+            collect(field)
+        if isinstance(value, relax.TensorType):
+            found.append(value)
+
+    collect(module[fusion.ENTRY].ret_ty)
+    named = names if len(names) == len(found) else [f"output{n}" for n in range(len(found))]
+    return [
+        {"name": name, "shape": [int(extent) for extent in value.shape.values], "dtype": str(value.dtype)}
+        for name, value in zip(named, found, strict=True)
+    ]
 
 
 def interface(module: tvm.IRModule) -> list[dict[str, object]]:

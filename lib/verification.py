@@ -91,7 +91,8 @@ class Built:
             np.savez(self.reference_weights, **weights)  # type: ignore[arg-type]  # as in stages/extract.py
         self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
         self.rounded = folder / "rounded.so"  # a narrow model in plain loops
-        self.packed = folder / "packed.npz"
+        self.packed = folder / "packed.safetensors"
+        self.agreed = folder / "agreed.npz"  # what the library that is shipped agrees with, by `verify`
 
     def library(self, name: str) -> tuple[Path, Path]:
         """Library and parameters of the model `tuned`, `untuned`, as it is `checked` against, or `rounded`."""
@@ -147,6 +148,7 @@ def verify(
     except ModelFailed as failure:
         raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
     error = agreed.error
+    np.savez(built.agreed, *agreed.expected)
     if not runs_untuned:
         latencies["untuned"] = [untuned.seconds] if untuned.seconds else []  # nothing of it is known
     is_lower_bound = not (runs_untuned or untuned.is_complete)

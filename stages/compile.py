@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import building, deploy
-from lib.contracts import arrays, digests, manifest, settings, tables
+from lib import building, bundle, deploy
+from lib.contracts import arrays, digests, manifest, settings, tables, weights
 from lib.contracts.clock import Clock
 from lib.contracts.errors import CompilationError, TunerError, VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
@@ -22,13 +22,14 @@ from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
 from lib.graph.algorithms import AS_IT_IS, IN_BF16
-from lib.machine import host, targets
+from lib.machine import targets
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
 from lib.measure import peak
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
+from lib.models import onnx_facts
 from lib.tuning import history
 from lib.tuning.members import join
 from lib.verification import Built, CompileConfig, Estimate, Peer, peer_of, verify
@@ -59,8 +60,8 @@ def run(
         model: Has `module.json`, `weights.npz` and the SUBGRAPHS table.
         families: A FAMILIES table; `past`: the finished rounds.
         pool: Measures the finalists.
-        out: Gets `model.so`, `params.npz`, `results.parquet` and, last, `manifest.json`. If it has those of the same
-            model, they stay unless the new ones are faster.
+        out: Gets `model.so`, `weights.safetensors`, `reference.safetensors` if that is not large, `results.parquet`
+            and, last, `manifest.json`. If it has those of the same model, they stay unless the new ones are faster.
         onnx: The file that the model came from, if it is one: to be compared with.
         precision: Of its products and convolutions; decides how far the model may be from what it was in float32.
         say: Told what is being done.
@@ -86,7 +87,8 @@ def run(
     else:
         out.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
-            interface = deploy.interface(tvm.ir.load_json(model.module.read_text()))
+            module = tvm.ir.load_json(model.module.read_text())
+            interface = deploy.interface(module)
             is_narrow = is_quantized or precision == IN_BF16
             built = Built(Path(work), model, interface, is_narrow, is_quantized)
             _recall_expected(model, identity, built)
@@ -117,12 +119,16 @@ def run(
                     found = make(choices)
             _keep_expected(model, identity, built)
             _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
+            bundle.write_reference(arrays.values(built.inputs), arrays.values(built.agreed), out)
         with clock.spent("finalists"):
             peaks = {"peak_flops": peak.flops(target, pool)}
             for name, is_used, dot in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
                 if is_used and isinstance(target, targets.CpuTarget) and dot in registers(target.tvm()).dots:
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, dot)
-        facts = {**_how_to_run(out, interface, target), **peaks, **identity, **found}
+        outputs = deploy.outputs(module, onnx_facts.output_names(onnx.path) if onnx else ())
+        licence = onnx_facts.licence(onnx.path) if onnx else ""
+        told = bundle.facts(out, interface, outputs, target, fusion.ENTRY, licence)
+        facts = {**told, **peaks, **identity, **found}
     facts |= {
         **made,
         "precision": precision,
@@ -130,7 +136,9 @@ def run(
         "n_rounds": so_far.n_rounds,
         "n_trials": so_far.n_trials,
     }
-    return manifest.write(out.manifest, provenance.inputs, facts, [out.library, out.params, out.results])
+    written = manifest.write(out.manifest, provenance.inputs, facts, bundle.delivered(out))
+    bundle.sweep(out)
+    return written
 
 
 def _is_quantized(subgraphs: Sequence[Mapping[str, Any]], model: ModelFiles) -> bool:
@@ -213,7 +221,7 @@ def _shipped_before(out: CompiledFiles, identity: Mapping[str, str]) -> Compiled
         is_whole = not manifest.damaged_files(out.manifest)
     except TunerError:
         return None
-    is_same = all(found.get(key) == value for key, value in identity.items())
+    is_same = all(found.get(key) == value for key, value in {**identity, "format": bundle.FORMAT}.items())
     return out if is_whole and is_same and found["shipped"] != "untuned" else None
 
 
@@ -274,31 +282,19 @@ def _build_all(orders: Sequence[BuildModel], target: targets.AnyTarget, config: 
             )
 
 
-def _how_to_run(
-    out: CompiledFiles, interface: Sequence[Mapping[str, Any]], target: targets.AnyTarget
-) -> dict[str, Any]:
-    """What the manifest says to whoever runs the library."""
-    return {
-        "library": out.library.name,
-        "params": out.params.name,
-        "entry": fusion.ENTRY,
-        "model_inputs": interface,
-        "target": json.loads(target.text),
-        "threads": target.threads,
-        "versions": host.versions(),
-        "host": host.hostname(),
-        "device": host.cpu_name(),
-    }
-
-
 def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
     """Digest of what a model is compiled from: the last round stands on all before it."""
-    return digests.of_text(settings.digest(settings.deciding(config)), tables.made_from((past[-1].training, TRAINING)))
+    made_as = settings.digest(settings.deciding(config), bundle.FORMAT)
+    return digests.of_text(made_as, tables.made_from((past[-1].training, TRAINING)))
 
 
 def ship(built: Built, name: str, out: CompiledFiles) -> None:
     """Put library and parameters in their place, each whole."""
     library, params = built.library(name)
-    for source, destination in ((library, out.library), (params, out.params)):
-        with tables.written_whole(destination) as partial:
-            partial.write_bytes(source.read_bytes())
+    with tables.written_whole(out.library) as partial:
+        shutil.copyfile(library, partial)
+    with tables.written_whole(out.params) as partial:
+        if params == built.packed:
+            shutil.copyfile(params, partial)
+        else:
+            weights.write(partial, weights.numbered(arrays.values(params)))

@@ -186,6 +186,12 @@ def luigi(
     )
 
 
+def with_runtime() -> dict[str, str]:
+    """An environment in which `family_tuner_runtime` is found as if it were installed, and nothing else of this
+    project unless it is."""
+    return {**os.environ, "PYTHONPATH": str(ROOT / "lib" / "runtime")}
+
+
 def environment(tmp_path: Path, measure: str = "", memory: str = "") -> dict[str, str]:
     """Environment of such a command."""
     config = tmp_path / "quick.cfg"

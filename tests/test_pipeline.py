@@ -15,14 +15,15 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from lib.contracts import arrays, tables
+from lib.contracts import tables
 from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS, TRAINING
 from lib.machine import targets
 from lib.report import page
+from lib.runtime.family_tuner_runtime import weights
 from lib.tuning.base import base_models
 from tests import helpers
-from tests.helpers import ROOT, environment, luigi, luigi_command
+from tests.helpers import ROOT, environment, luigi, luigi_command, with_runtime
 from tests.lib.tir.test_dot import needs_it
 
 SMALL = str(helpers.SMALL)
@@ -435,11 +436,11 @@ def test_a_model_in_bf16_runs_by_the_code_of_its_page_and_says_how_far_it_is_fro
     assert run.folder.parent.parent.name.endswith("-precision_bf16")
     assert (facts["precision"], facts["shipped"]) == ("bf16", "tuned")
     assert 1e-5 < facts["max_error"] <= facts["tolerance"] == 0.05
-    assert {array.dtype.name for array in arrays.values(run.compiled.params)} == {"bfloat16", "float32"}
+    assert {entry.dtype for entry in weights.entries(run.compiled.params)} == {"bfloat16", "float32"}
     families = {row["family_id"] for row in tables.read(run.round(0).plan, PLAN).to_pylist()}
     assert {"conv2d_bf16", "matmul_bf16"} <= families
     script = page.code(facts, run.compiled.folder) + "\nprint(outputs.shape)"
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, env=with_runtime())
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == "(1, 10)"
 
@@ -468,7 +469,7 @@ def test_a_file_in_floats_is_quantised_with_samples_and_runs_in_integers(tmp_pat
     assert "conv2d_int8" in done.stdout
     assert "matmul_int8" in done.stdout
     assert facts["compared_with"].startswith("ONNX Runtime")
-    assert np.dtype(np.int8) in {array.dtype for array in arrays.values(run.compiled.params)}
+    assert "int8" in {entry.dtype for entry in weights.entries(run.compiled.params)}
     again = luigi(tmp_path, *given, *TRIALS)
     assert again.stdout.startswith("Nothing is left to do")
 

@@ -219,7 +219,13 @@ class CompiledFiles:
 
     @property
     def params(self) -> Path:
-        return self.folder / "params.npz"
+        """The weights, packed, in a file that is mapped: see `weights.py`."""
+        return self.folder / "weights.safetensors"
+
+    @property
+    def reference(self) -> Path:
+        """Inputs and what the model should make of them, to check it where it runs; not there if they are large."""
+        return self.folder / "reference.safetensors"
 
     @property
     def manifest(self) -> Path:

@@ -20,11 +20,16 @@ def write(path: Path, inputs: str, facts: Facts, files: Sequence[Path]) -> Path:
         facts: JSON values; must have every key that readers ask `read` for.
         files: What is delivered, in the manifest's folder.
     """
+    with written_whole(path) as partial:
+        partial.write_text(text(inputs, facts, files))
+    return path
+
+
+def text(inputs: str, facts: Facts, files: Sequence[Path]) -> str:
+    """What `write` writes."""
     described = {file.name: {"bytes": file.stat().st_size, "digest": digests.of_file(file)} for file in files}
     body = {"inputs": inputs, **facts, "files": described}
-    with written_whole(path) as partial:
-        partial.write_text(json.dumps({**body, "seal": digests.of_json(body)}, indent=2) + "\n")
-    return path
+    return json.dumps({**body, "seal": digests.of_json(body)}, indent=2) + "\n"
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -51,6 +51,10 @@ class Device(Protocol):
         """Copy an array to it."""
         return tvm.runtime.tensor(array, self.device)
 
+    def placed(self, tensor: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
+        """A tensor of this machine's memory, on the device: a copy."""
+        return tensor.copyto(self.device)
+
 
 class DeviceSource(Protocol):
     """What lends a process devices, one at a time."""
@@ -81,6 +85,9 @@ class LocalDevice(Device):
 
     def load(self, library: Path) -> Any:
         return tvm.runtime.load_module(str(library))
+
+    def placed(self, tensor: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
+        return tensor if self._kind == "llvm" else super().placed(tensor)
 
     @contextmanager
     def session(self, limit_s: float) -> Iterator[Device]:

@@ -3,15 +3,17 @@
 import math
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from lib.contracts import arrays
+from lib.contracts import arrays, weights
 from lib.measure.device_source import Device
 from lib.measure.protocol import Done, Infer, Inferred, OpenLibrary, PackWeights, TimeLibrary
+from lib.runtime.family_tuner_runtime.weights import Mapped
 
 
 class Libraries:
@@ -24,17 +26,23 @@ class Libraries:
     def pack(self, request: PackWeights) -> Done:
         """See `PackWeights`."""
         machine = relax.VirtualMachine(self._device.load(request.library), self._device.device)
-        weights = [self._device.tensor(array) for array in arrays.values(request.weights)]
-        np.savez(request.out, *flatten(machine["main_transform_params"](weights)))
+        given = [self._device.tensor(array) for array in arrays.values(request.weights)]
+        weights.write(request.out, weights.numbered(flatten(machine["main_transform_params"](given))))
         return Done()
 
     def open(self, request: OpenLibrary) -> Done:
         """See `OpenLibrary`."""
         machine = relax.VirtualMachine(self._device.load(request.library), self._device.device)
-        given = [*arrays.values(request.inputs), *arrays.values(request.params)]
-        machine.set_input("main", *map(self._device.tensor, given))
+        inputs = map(self._device.tensor, arrays.values(request.inputs))
+        machine.set_input("main", *inputs, *self._weights(request.params))
         self._loaded[request.name] = machine
         return Done()
+
+    def _weights(self, path: Path) -> list[tvm.runtime.Tensor]:
+        """Packed ones are mapped, as they are where the library is deployed."""
+        if path.suffix == ".npz":
+            return [self._device.tensor(array) for array in arrays.values(path)]
+        return [self._device.placed(tensor) for tensor in Mapped(path).tensors]
 
     def infer(self, request: Infer) -> Inferred:
         """See `Infer`."""

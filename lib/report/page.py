@@ -28,20 +28,25 @@ _AXES = (("seconds", "seconds of tuning"), ("trials", "trials"))
 Differences = Sequence[tuple[str, str, str]]  # a setting, and what the first and the second run have
 
 _CODE = """\
-import json, os, pathlib
+import numpy as np
+from family_tuner_runtime import Model  # pip install path/to/clone/lib/runtime
+
+model = Model({folder!r})
+{inputs}
+outputs = model({names})"""
+
+_GPU_CODE = """\
+import json, pathlib
+import numpy as np, tvm
+from safetensors.numpy import load_file
 
 folder = pathlib.Path({folder!r})
 manifest = json.loads((folder / "manifest.json").read_text())
-os.environ["TVM_NUM_THREADS"] = str(manifest["threads"])  # before TVM is imported: its default is half the cores
-import numpy as np, tvm
-
-machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / manifest["library"])), tvm.{device}())
-weights = np.load(folder / manifest["params"]).values()
-params = [tvm.runtime.tensor({weight}, tvm.{device}()) for w in weights]
+machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / manifest["library"])), tvm.cuda())
+weights = sorted(load_file(folder / manifest["params"]).items())  # names that begin with __ fill gaps
+params = [tvm.runtime.tensor(value, tvm.cuda()) for name, value in weights if not name.startswith("__")]
 {inputs}
-outputs = machine[manifest["entry"]]({names}, *params)"""
-
-_BF16 = 'w.view("bfloat16") if w.dtype == "V2" else w'  # NumPy's files know no bf16; with TVM comes its type
+outputs = machine[manifest["entry"]](*[tvm.runtime.tensor(x, tvm.cuda()) for x in [{names}]], *params)"""
 
 
 def run_page(run: RunRows, folder: Path) -> str:
@@ -270,17 +275,14 @@ def _conditions(run: RunRows) -> list[tuple[str, str]]:
 def code(facts: Mapping[str, Any], folder: Path) -> str:
     """Python that runs a library once, on random inputs."""
     lines, names = [], []
-    device = "cuda" if facts["target"].get("kind") == "cuda" else "cpu"
     for n, each in enumerate(facts["model_inputs"]):
         shape, dtype, most = tuple(each["shape"]), each["dtype"], each["bound"] or 4
         is_float = dtype.startswith(("float", "bfloat"))
         values = f"np.random.rand{shape}" if is_float else f"np.random.randint({most}, size={shape})"
         lines.append(f"x{n} = {values}.astype({dtype!r})" if shape else f"x{n} = np.array(1, {dtype!r})")
-        names.append(f"tvm.runtime.tensor(x{n}, tvm.{device}())")
-    weight = _BF16 if facts.get("precision") == "bf16" else "w"
-    return _CODE.format(
-        folder=str(folder), device=device, weight=weight, inputs="\n".join(lines), names=", ".join(names)
-    )
+        names.append(f"x{n}")
+    code = _CODE if facts["target"]["kind"] == "llvm" else _GPU_CODE
+    return code.format(folder=str(folder), inputs="\n".join(lines), names=", ".join(names))
 
 
 def link(subgraph_id: str) -> str:

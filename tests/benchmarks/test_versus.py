@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 import versus
 
+from lib.contracts import weights
+from lib.runtime.family_tuner_runtime.weights import Mapped
 from tests.benchmarks.conftest import run_script
 
 COMMON = {"max_error": 1e-6, "reference": "ONNX Runtime", "failure": "", "threads": 2, "cpu": "a CPU"}
@@ -90,8 +92,8 @@ def race(by_stock, product, tmp_path_factory):
     """A real run, with a side that has other weights and one that has none."""
     folder = tmp_path_factory.mktemp("race")
     shutil.copytree(by_stock, folder / "wrong")
-    params = [1.01 * array for array in np.load(by_stock / "params.npz").values()]
-    np.savez(folder / "wrong" / "params.npz", *params)
+    right = Mapped(by_stock / "weights.safetensors").arrays()
+    weights.write(folder / "wrong" / "weights.safetensors", {name: 1.01 * array for name, array in right.items()})
     libraries = [f"ours={by_stock}", f"wrong={folder / 'wrong'}", f"broken={folder / 'none'}", f"stock={by_stock}"]
     options = ("--turns", 3, "--seconds", 0.01, "--revision", "abc", "--out", folder / "rows")
     done = run_script("versus.py", "--libraries", *libraries, "--onnx", product.onnx, *options)

@@ -35,8 +35,8 @@ def test_a_scheduled_and_packed_library_computes_what_the_untuned_one_does(cpu, 
     try:
         worker.wait_until_ready()
         session = WorkerSession(worker, timeout_s=60)
-        session.pack_weights(tmp_path / "tuned.so", tmp_path / "weights.npz", tmp_path / "packed.npz")
-        for kind, params in (("tuned", "packed.npz"), ("untuned", "weights.npz")):
+        session.pack_weights(tmp_path / "tuned.so", tmp_path / "weights.npz", tmp_path / "packed.safetensors")
+        for kind, params in (("tuned", "packed.safetensors"), ("untuned", "weights.npz")):
             session.open_library(kind, tmp_path / f"{kind}.so", tmp_path / params, tmp_path / "inputs.npz")
             session.infer(kind, tmp_path / f"out-{kind}.npz")
     finally:

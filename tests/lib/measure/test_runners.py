@@ -241,8 +241,8 @@ def test_a_check_that_crashes_says_nothing(pool_of_cpus):
 
 def test_whole_models_are_packed_loaded_run_and_timed(pool_of_devices, model_files):
     with pool_of_devices.models(timeout_s=60) as session:
-        session.pack_weights(model_files / "tuned.so", model_files / "weights.npz", model_files / "packed.npz")
-        for name, params in (("tuned", "packed.npz"), ("untuned", "weights.npz")):
+        session.pack_weights(model_files / "tuned.so", model_files / "weights.npz", model_files / "packed.safetensors")
+        for name, params in (("tuned", "packed.safetensors"), ("untuned", "weights.npz")):
             session.open_library(name, model_files / f"{name}.so", model_files / params, model_files / "inputs.npz")
             assert 0 < session.infer(name, model_files / f"{name}.npz") < 1
             assert 0 < session.time(name, 0.01) < 1

@@ -174,7 +174,7 @@ def test_the_code_of_a_page_has_a_value_for_each_input():
     compile(found, "page", "exec")
     assert "x0 = np.random.rand(1, 3).astype('float32')" in found
     assert "x1 = np.array(1, 'int64')" in found
-    assert 'pathlib.Path("/models/it\'s here")' in found
+    assert 'Model("/models/it\'s here")' in found
 
 
 def model(name, **changes):

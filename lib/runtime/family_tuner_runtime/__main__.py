@@ -1,0 +1,103 @@
+"""python -m family_tuner_runtime check|info FOLDER: whether a bundle can be trusted here, and what it is."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .bundle import Bundle
+from .errors import BundleError
+from .model import Model
+from .weights import Mapped
+
+
+def main(
+    arguments: Sequence[str], program: str = "python -m family_tuner_runtime", more: Mapping[str, str] = {}
+) -> int:
+    """The command; the exit status is 1 if something is wrong with a bundle.
+
+    Args:
+        more: Further commands for the help, with what they do.
+    """
+    listed = "".join(f"  {name}: {told}." for name, told in more.items())
+    parser = argparse.ArgumentParser(prog=program, description=f"Look at a compiled model.{listed}")
+    parser.add_argument("command", choices=("check", "info", *more))
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        print(info(options.folder) if options.command == "info" else check(options.folder))
+    except BundleError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def check(folder: Path) -> str:
+    """Compare all digests, see whether the bundle fits this machine, and run it on its reference.
+
+    Returns:
+        What was checked.
+
+    Raises:
+        BundleError: Something is wrong; the message has all of it.
+    """
+    bundle = Bundle.read(folder)
+    if wrong := [*bundle.damages(), *bundle.misfits()]:
+        raise BundleError("\n".join(wrong))
+    told = f"{folder}: whole, and fits this machine"
+    if bundle.reference is None:
+        return f"{told}; it has no reference to compare with"
+    error, allowed = error_on_reference(Model(folder)), float(bundle.facts["tolerance"])
+    if not error <= allowed:
+        raise BundleError(
+            f"{folder} computes something else here: its outputs differ from the reference by {error:.1e} of their "
+            f"largest value, and {allowed:.2g} is allowed."
+        )
+    return f"{told}; its outputs differ from the reference by {error:.1e} of their largest value"
+
+
+def error_on_reference(model: Model) -> float:
+    """The largest difference of an output to the bundle's reference, over the largest value of that output."""
+    assert model.bundle.reference is not None
+    found = Mapped(model.bundle.reference).arrays()
+    outputs = model(*[found[f"input{n}"] for n in range(len(model.inputs))])
+    values = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
+    return max(_error(value, found[f"output{n}"]) for n, value in enumerate(values))
+
+
+def _error(found: np.ndarray, expected: np.ndarray) -> float:
+    """As `lib/tir/numerics.py` has it; where one is infinite or no number, so must be the other."""
+    one, other = found.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(other)
+    if not np.array_equal(finite, np.isfinite(one)):
+        return float("inf")
+    largest = np.abs(other[finite]).max(initial=0.0)
+    return float(np.abs(one - other)[finite].max(initial=0.0) / (largest or 1.0))
+
+
+def info(folder: Path) -> str:
+    """What a bundle is, for people."""
+    bundle = Bundle.read(folder)
+    facts = bundle.facts
+    target = facts["target"]
+    sizes = ", ".join(f"{name} {said['bytes'] / 1e6:,.1f} MB" for name, said in facts["files"].items())
+    latencies = facts.get("latencies_s", {}).get("tuned") or []
+    rows = [
+        ("inputs", "; ".join(map(str, bundle.inputs))),
+        ("outputs", "; ".join(map(str, bundle.outputs))),
+        ("precision", str(facts["precision"])),
+        ("threads", str(bundle.threads)),
+        ("target", f"{target['kind']} {target.get('mcpu', '')}, needs {', '.join(facts['instructions']) or 'nothing'}"),
+        ("error", f"{facts['max_error']:.1e} of the largest output, beside {facts['compared_with']}"),
+        ("latency", f"{np.median(latencies) * 1e3:.2f} ms on {facts['device']}" if latencies else "not timed"),
+        ("made with", str(facts["versions"])),
+        ("files", sizes),
+        *(("licence", f"{each['licence']} ({each['of']})") for each in facts["licences"]),
+    ]
+    return "\n".join(f"{name:<10} {value}" for name, value in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
