@@ -537,6 +537,8 @@ class TuningTask(TunerTask):
         self.limits = Budget(None if self.trials == -1 else self.trials, 60 * self.minutes or None)
         if self.trials_per_subgraph < 1:
             raise ConfigError(f"--trials-per-subgraph must be at least 1, but got {self.trials_per_subgraph}.")
+        if self.trials:
+            self.given.require_device()
 
     def complete(self) -> bool:
         try:

@@ -92,6 +92,19 @@ class Built:
         self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
         self.rounded = folder / "rounded.so"  # a narrow model in plain loops
         self.packed = folder / "packed.npz"
+        # Of the tuned model: what is shipped, and what packs its weights here. Others, where the target is of another
+        # architecture: there `tuned` is what runs, on a device that has it, or compiled for this machine.
+        self.delivered = self.packing = self.tuned
+
+    def deliver_another(self) -> Path:
+        """A library that is shipped in place of `tuned`, and never run; to be built."""
+        self.delivered = self.folder / "delivered.so"
+        return self.delivered
+
+    def pack_by_another(self) -> Path:
+        """A library that packs weights in place of `tuned`, which does not run here; to be built."""
+        self.packing = self.folder / "packing.so"
+        return self.packing
 
     def library(self, name: str) -> tuple[Path, Path]:
         """Library and parameters of the model `tuned`, `untuned`, as it is `checked` against, or `rounded`."""
@@ -110,6 +123,8 @@ def verify(
     peer: "Peer | None" = None,
     previous: CompiledFiles | None = None,
     check: Callable[[Path], None] = lambda _library: None,
+    *,
+    is_timed: bool = True,
 ) -> dict[str, Any]:
     """Run the tuned model on a device of its own, compare its outputs, and time it in turn with the untuned one; also
     with the file that it came from, if that is ONNX.
@@ -122,6 +137,7 @@ def verify(
         peer: The file that the model came from, if it is ONNX.
         previous: What was shipped of the same model before: it stays unless the new one is faster beside it.
         check: Builds the model in plain loops, `Built.checked` or `rounded`; called if that is needed and not there.
+        is_timed: Else the pool runs what was compiled for another CPU than the target, whose times say nothing.
 
     Returns:
         Facts for the manifest. `shipped` is `tuned`, `untuned`, or `previous`: then `latencies_s` has the one that
@@ -131,11 +147,11 @@ def verify(
         VerificationError: The outputs differ by more than the tolerance, or a model does not run.
         CompilationError: `check` failed.
     """
-    runs_untuned = built.untuned.exists() and _ends_in_time(built, config, pool)
+    runs_untuned = is_timed and built.untuned.exists() and _ends_in_time(built, config, pool)
     try:
         with pool.models(config.timeout_s) as session:
             agreed = _agreed(session, built, config, peer, check)
-            error_before = _error_of(previous, built, agreed, config, pool) if previous else None
+            error_before = _error_of(previous, built, agreed, config, pool) if previous and is_timed else None
             libraries = {"tuned": built.library("tuned")}
             if runs_untuned:
                 libraries["untuned"] = built.library("untuned")
@@ -143,13 +159,15 @@ def verify(
                 libraries["previous"] = previous.library, previous.params
             is_alone = len(libraries) == 1 and not untuned.seconds
             turns, seconds = (min(_GLANCES, config.turns), _GLANCE_S) if is_alone else (config.turns, _TURN_S)
-            latencies = _latencies(session, libraries, built.inputs, turns, seconds, peer)
+            latencies = (
+                _latencies(session, libraries, built.inputs, turns, seconds, peer) if is_timed else {"tuned": []}
+            )
     except ModelFailed as failure:
         raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
     error = agreed.error
     if not runs_untuned:
         latencies["untuned"] = [untuned.seconds] if untuned.seconds else []  # nothing of it is known
-    is_lower_bound = not (runs_untuned or untuned.is_complete)
+    is_lower_bound = not (runs_untuned or untuned.is_complete) or not is_timed
     is_faster = is_lower_bound or median(latencies["tuned"]) < median(latencies["untuned"])
     shipped = "tuned" if is_faster else "untuned"
     if error_before is not None:
@@ -300,7 +318,7 @@ def _agreed(
         VerificationError: They agree with neither, or an output has no finite element to compare.
     """
     tolerance = config.tolerance_narrow if built.is_narrow else config.tolerance
-    session.pack_weights(built.tuned, built.weights, out=built.packed)
+    session.pack_weights(built.packing, built.weights, out=built.packed)
     found = _outputs(session, built, "tuned", built.folder / "outputs-tuned.npz")
     if peer:
         error = peer.error(found)

@@ -94,17 +94,17 @@ def run(
 
                 def check(library: Path) -> None:
                     if not library.exists():
-                        _build_all([_in_plain_loops(built, library)], target, config)
+                        _build_all([_in_plain_loops(built, library)], pool.runs, config)
 
                 def make(choices: Sequence[Choice]) -> dict[str, Any]:
                     with clock.spent("build"):
                         say("compiling the model")
                         untuned = estimate(subgraphs, choices)
                         runs_untuned = untuned.at_most(config.once_above_s)
-                        _build(built, subgraphs, choices, target, config, peer, runs_untuned=runs_untuned)
+                        _build(built, subgraphs, choices, target, pool, config, peer, runs_untuned=runs_untuned)
                     with clock.spent("verify"):
                         say("checking the model and timing it beside the untuned one")
-                        return verify(built, untuned, config, pool, peer, before, check)
+                        return verify(built, untuned, config, pool, peer, before, check, is_timed=pool.runs == target)
 
                 try:
                     found = make(choices)
@@ -122,7 +122,7 @@ def run(
             for name, is_used, dot in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
                 if is_used and isinstance(target, targets.CpuTarget) and dot in registers(target.tvm()).dots:
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, dot)
-        facts = {**_how_to_run(out, interface, target), **peaks, **identity, **found}
+        facts = {**_how_to_run(out, interface, target, pool), **peaks, **identity, **found}
     facts |= {
         **made,
         "precision": precision,
@@ -234,13 +234,17 @@ def _build(
     subgraphs: Sequence[Mapping[str, Any]],
     choices: Sequence[Choice],
     target: targets.AnyTarget,
+    pool: Pool,
     config: CompileConfig,
     peer: Peer | None,
     *,
     runs_untuned: bool,
 ) -> None:
     """Compile the tuned model, and the untuned one if that is to be run; beside that the file that the model came from
-    computes what it says. Where there is none, also what the tuned one is checked against."""
+    computes what it says. Where there is none, also what the tuned one is checked against.
+
+    For another architecture also the tuned model for this machine: to pack the weights, and to run where no device is.
+    """
     traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
     chosen = built.folder / "traces.json"
     chosen.write_text(json.dumps(traces))
@@ -251,7 +255,12 @@ def _build(
         orders.append(BuildModel(built.reference, built.untuned))
     with ThreadPoolExecutor(1) as beside:
         inferred = beside.submit(peer.infer, built.inputs, built.folder / "outputs-onnx.npz") if peer else None
-        _build_all(orders, target, config)
+        _build_all(orders, pool.runs, config)
+        if isinstance(target, targets.CpuTarget) and not target.runs_here:
+            is_absent = pool.runs != target
+            library = built.deliver_another() if is_absent else built.pack_by_another()
+            order = BuildModel(built.module, library, chosen, pack=True)
+            _build_all([order], target if is_absent else targets.stand_in(target), config)
         if inferred:
             inferred.result()
 
@@ -275,7 +284,7 @@ def _build_all(orders: Sequence[BuildModel], target: targets.AnyTarget, config: 
 
 
 def _how_to_run(
-    out: CompiledFiles, interface: Sequence[Mapping[str, Any]], target: targets.AnyTarget
+    out: CompiledFiles, interface: Sequence[Mapping[str, Any]], target: targets.AnyTarget, pool: Pool
 ) -> dict[str, Any]:
     """What the manifest says to whoever runs the library."""
     return {
@@ -287,7 +296,9 @@ def _how_to_run(
         "threads": target.threads,
         "versions": host.versions(),
         "host": host.hostname(),
-        "device": host.cpu_name(),
+        "device": pool.conditions.device,
+        "ran": pool.runs == target,  # else it was verified as compiled for this machine
+        "verified_on": pool.conditions.device if pool.runs == target else host.cpu_name(),
     }
 
 
@@ -299,6 +310,8 @@ def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
 def ship(built: Built, name: str, out: CompiledFiles) -> None:
     """Put library and parameters in their place, each whole."""
     library, params = built.library(name)
+    if name == "tuned":
+        library = built.delivered
     for source, destination in ((library, out.library), (params, out.params)):
         with tables.written_whole(destination) as partial:
             partial.write_bytes(source.read_bytes())

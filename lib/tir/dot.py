@@ -15,7 +15,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlockRealize
 
-from lib.machine.dots import ARM_BF16, ARM_INT8, BF16, INT8, Dot, named
+from lib.machine.dots import ARM_BF16, ARM_INT8, BF16, DOTS, INT8, Dot, named
+from lib.machine.registers import registers
 from lib.tir import analysis
 
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
@@ -39,16 +40,21 @@ def _wrapper(dot: Dot, lanes: int) -> str:
 
 
 def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Write instructions in place of marked loops that they fit; other programs stay as they are."""
+    """Write instructions in place of marked loops that they fit; other programs stay as they are.
+
+    Where the function's target lacks an instruction, the loops stay: programs for one CPU compute the same on another.
+    """
     marked = [loop for loop in analysis.walk(function.body, tirx.For) if MARK in loop.annotations]
     if not marked:
         return function
+    target = (function.attrs or {}).get("target")
+    there = DOTS if target is None else registers(target).dots
     wrapped: set[tuple[Dot, int]] = set()
 
     def with_instruction(loop: tirx.For) -> Any:
         if MARK not in loop.annotations:
             return loop
-        found = _instruction(loop)
+        found = _instruction(loop) if named(str(loop.annotations[MARK])) in there else None
         if found is None:
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body)
         if (dot := named(str(loop.annotations[MARK]))).data == "bfloat16":
