@@ -242,7 +242,8 @@ class Options:
     @cached_property
     def runner(self) -> Runner:
         """What measures, shared by all rounds; what it started ends with this process."""
-        return _opened(self.measured_on, self.compile_target, self.measure, self.say)
+        emulator = self.section("tuner").get("emulator", "")
+        return _opened(self.measured_on, self.compile_target, self.measure, emulator, self.say)
 
     @cached_property
     def identity(self) -> runs.Identity:
@@ -281,9 +282,9 @@ def options(section: Section, say: Say, artifacts: Path, **given: Any) -> Option
 
 
 @cache
-def _opened(measured_on: Devices, target: targets.AnyTarget, config: MeasureConfig, say: Say) -> Runner:
+def _opened(measured_on: Devices, target: targets.AnyTarget, config: MeasureConfig, emulator: str, say: Say) -> Runner:
     """One for all models of this process; what it started ends with that."""
-    runner = factory.open_runner(measured_on, target, config)
+    runner = factory.open_runner(measured_on, target, config, emulator)
     if isinstance(runner, ReplayRunner) and runner.left_out:
         say(runner.left_out)
     atexit.register(runner.close)

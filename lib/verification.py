@@ -15,6 +15,7 @@ from lib.contracts.errors import ConfigError, VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles
 from lib.contracts.settings import limit
 from lib.measure import onnx_peer
+from lib.measure.emulator import Emulator
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
 from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.tir.numerics import largest_magnitude, random_values, relative_error
@@ -186,6 +187,30 @@ def verify(
         "untuned_is_lower_bound": is_lower_bound,
         "onnx": peer.facts(agreed.error_to_file) if peer else None,
     }
+
+
+def emulated(built: Built, emulator: Emulator, threads: int, tolerance: float, config: CompileConfig) -> dict[str, Any]:
+    """Run what is shipped by an emulator, after `verify`, and compare its outputs with those of the same programs here.
+
+    Returns:
+        Facts for the manifest.
+
+    Raises:
+        VerificationError: It does not run there, or they differ by more than the tolerance.
+    """
+    out = built.folder / "outputs-emulated.npz"
+    files = built.delivered, built.packed, built.inputs, out
+    try:
+        emulator.infer(*files, threads=threads, timeout_s=config.timeout_s)
+    except ModelFailed as failure:
+        raise VerificationError(f"The compiled library does not run by {emulator.by}: {failure.reason}") from failure
+    error = _error(arrays.values(out), arrays.values(built.folder / "outputs-tuned.npz"))
+    if not error <= tolerance:
+        raise VerificationError(
+            f"The library's outputs by {emulator.by} differ from those of the same programs on this machine by "
+            f"{error:.1e} of their largest value; {tolerance:.2g} is allowed. Nothing was shipped."
+        )
+    return {"by": emulator.by, "max_error": error}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,13 @@ from lib.machine import host, targets
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
 from lib.measure import peak
+from lib.measure.absent import AbsentDevice
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.tuning import history
 from lib.tuning.members import join
-from lib.verification import Built, CompileConfig, Estimate, Peer, peer_of, verify
+from lib.verification import Built, CompileConfig, Estimate, Peer, emulated, peer_of, verify
 from lib.winners import Choice, choose_all, without_wrong
 
 Say = Callable[[str], None]
@@ -116,6 +117,10 @@ def run(
                     choices = right
                     found = make(choices)
             _keep_expected(model, identity, built)
+            if isinstance(pool, AbsentDevice) and pool.emulator:
+                say(f"running the library by {pool.emulator.by}")
+                with clock.spent("verify"):
+                    found["emulated"] = emulated(built, pool.emulator, target.threads, found["tolerance"], config)
             _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
         with clock.spent("finalists"):
             peaks = {"peak_flops": peak.flops(target, pool)}

@@ -1,7 +1,7 @@
 """No device: for a CPU of another architecture, where nothing but this machine is at hand.
 
-Programs are compiled for the CPU, and never run. That they compute what they should is checked here: a trace, compiled
-for this machine, computes the same, but for what LLVM makes of it there. Nothing is timed.
+Nothing is timed. That programs compute what they should is checked on this machine: a trace, compiled for it, computes
+the same, but for what LLVM makes of it for the other CPU. The library itself runs where an emulator is set up, once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from lib.contracts.errors import DeviceError
 from lib.machine import targets
 from lib.measure import identity
+from lib.measure.emulator import Emulator
 from lib.measure.local_pool import LocalPool
 from lib.measure.model_session import WorkerSession
 from lib.measure.runner import Job, MeasureConfig, Measurement
@@ -20,8 +21,8 @@ class AbsentDevice:
 
     width = 1
 
-    def __init__(self, target: targets.CpuTarget, config: MeasureConfig) -> None:
-        self._target = target
+    def __init__(self, target: targets.CpuTarget, config: MeasureConfig, emulator: Emulator | None = None) -> None:
+        self._target, self.emulator = target, emulator
         self.runs = targets.stand_in(target)
         self.conditions = identity.conditions(target, "no device", config.weights)
         self._here = LocalPool(self.runs, config)

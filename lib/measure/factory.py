@@ -3,6 +3,7 @@
 from lib.contracts.errors import ConfigError
 from lib.machine.targets import AnyTarget, CpuTarget, GpuTarget
 from lib.measure import absent, identity
+from lib.measure import emulator as emulators
 from lib.measure.absent import AbsentDevice
 from lib.measure.device_pool import DevicePool
 from lib.measure.devices import Devices, Local, Replay, Rpc
@@ -12,11 +13,14 @@ from lib.measure.replay import ReplayRunner
 from lib.measure.runner import MeasureConfig, Pool, Runner
 
 
-def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig) -> Pool | ReplayRunner:
+def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig, emulator: str = "") -> Pool | ReplayRunner:
     """What measures candidates; starts no process yet. Without a device of the target, what stands in for one.
 
+    Args:
+        emulator: Folder of an emulated machine, see `lib.measure.emulator`; empty: none.
+
     Raises:
-        ConfigError: There is nothing to replay.
+        ConfigError: There is nothing to replay, or no such emulator.
     """
     if isinstance(devices, Replay):
         return ReplayRunner(
@@ -26,7 +30,9 @@ def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig) -> P
         return DevicePool(target, config, RpcFleet(devices.tracker, devices.key, target))
     if isinstance(target, GpuTarget):
         return DevicePool(target, config, GpuFleet())
-    return LocalPool(target, config) if target.runs_here else AbsentDevice(target, config)
+    if not target.runs_here:
+        return AbsentDevice(target, config, emulators.emulator(emulator, target))
+    return LocalPool(target, config)
 
 
 def require_device(devices: Devices, target: AnyTarget) -> None:

@@ -159,11 +159,16 @@ class RunRows:
         """Of a library that was compiled for another CPU, with no device of that: what was done instead; else empty."""
         if self.facts.get("ran", True):
             return ""
-        return (
+        told = (
             f"compiled for {self.facts['target'].get('mtriple', 'another CPU')}, on which it never ran: nothing was "
             "timed, and what was verified are the same programs, compiled for this machine "
             f"({self.facts['verified_on']})"
         )
+        if emulated := self.facts.get("emulated"):
+            told += (
+                f", and the library itself by {emulated['by']}, with outputs that differ by {emulated['max_error']:.1e}"
+            )
+        return told
 
     @property
     def untuned_s(self) -> float | None:

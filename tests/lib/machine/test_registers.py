@@ -33,6 +33,26 @@ def test_an_arm_cpu_has_neons():
     )
 
 
+def test_the_older_architecture_has_half_as_many_and_no_instructions_for_products():
+    old = {"kind": "llvm", "mtriple": "armv8l-linux-gnueabihf", "mcpu": "cortex-a72", "mattr": ["+neon", "+i8mm"]}
+
+    assert registers(Target(old)) == Registers(16, 4)
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "expected"),
+    [
+        ("cortex-a72", set()),
+        ("neoverse-v1", {"bfdot", "usdot"}),
+        ("apple-m2", {"bfdot", "usdot"}),
+    ],
+)
+def test_arm_has_instructions_for_products_by_its_features(mcpu, expected):
+    found = registers(Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu}))
+
+    assert {dot.name for dot in found.dots} == expected
+
+
 @pytest.mark.parametrize("width", [128, 256, 512])
 def test_the_name_of_a_target_and_its_tiles_have_one_vector_width(width):
     parts = {"kind": "llvm", "mcpu": "skylake-avx512", "mtriple": "x86_64-linux-gnu", "vector-width": width}
