@@ -124,9 +124,10 @@ def run(
             _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
         with clock.spent("finalists"):
             peaks = {"peak_flops": peak.flops(target, pool)}
-            for name, is_used, dot in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
-                if is_used and isinstance(target, targets.CpuTarget) and dot in registers(target.tvm()).dots:
-                    peaks[f"peak_flops_{name}"] = peak.flops(target, pool, dot)
+            dots = registers(target.tvm()).dots if isinstance(target, targets.CpuTarget) else ()
+            for name, is_used, kind in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
+                if is_used and (fitting := [dot for dot in dots if dot.weights == kind.weights]):
+                    peaks[f"peak_flops_{name}"] = peak.flops(target, pool, fitting[0])
         facts = {**_how_to_run(out, interface, target, pool), **peaks, **identity, **found}
     facts |= {
         **made,

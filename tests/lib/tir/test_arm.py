@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lib.machine import targets
-from lib.machine.dots import ARM_BF16, ARM_INT8
+from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED
 from lib.machine.registers import registers
 from lib.search import evolution
 from lib.tir import lowering, traces
@@ -16,7 +16,8 @@ from tests.helpers import matmul, packed, run_on
 from tests.lib.tir.test_dot import convolution, in_groups, product
 
 NEW, OLD = (targets.cpu_target(f"arm/{cpu}", threads=2) for cpu in ("neoverse-v1", "cortex-a72"))
-NARROW = [pytest.param(ARM_BF16, id="bf16"), pytest.param(ARM_INT8, id="bytes")]
+NARROW = [pytest.param(ARM_BF16, id="bf16"), pytest.param(ARM_INT8, id="bytes"),
+          pytest.param(ARM_SIGNED, id="signed bytes")]  # fmt: skip
 
 
 def whole_numbers(shape, kind, seed):
