@@ -73,7 +73,7 @@ class TunerTask(luigi.Task):
     foresee: float = Float(default=0.25, description="share of a round for the bottleneck's family")
     strategy: str = Choice(default="foresee", choices=planning.STRATEGIES, description="whose turn is next")
     seed: int = Int(default=0, description="of the search")
-    target: str = Text(default="host", description="`host`, `cuda`, a GPU's tag, or a target as JSON")
+    target: str = Text(default="host", description="`host`, `raspberry-pi/5`, `cuda`, a tag of TVM, or JSON")
     threads: int = Int(default=0, description="threads of one inference; 0: all physical cores")
     precision: str = Choice(
         default=AS_IT_IS, choices=PRECISIONS, description="of products: as the model has it, bf16, or int8"
@@ -537,6 +537,8 @@ class TuningTask(TunerTask):
         self.limits = Budget(None if self.trials == -1 else self.trials, 60 * self.minutes or None)
         if self.trials_per_subgraph < 1:
             raise ConfigError(f"--trials-per-subgraph must be at least 1, but got {self.trials_per_subgraph}.")
+        if self.trials:
+            self.given.require_device()
 
     def complete(self) -> bool:
         try:

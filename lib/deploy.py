@@ -10,6 +10,7 @@ from tvm.s_tir import SBlock
 from tvm.target import Target
 
 from lib.graph import concatenation, fusion, inputs
+from lib.machine import linking
 from lib.tir import lowering
 from lib.tir.analysis import walk
 from lib.tir.traces import apply
@@ -47,7 +48,8 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
             ]
         )
         pipeline = lowering.pipeline(lowering.standard(target.kind.name), is_delivered=True)
-        relax.build(module, target, relax_pipeline=lower, tir_pipeline=pipeline).export_library(str(out))
+        built = relax.build(module, target, relax_pipeline=lower, tir_pipeline=pipeline)
+        built.export_library(str(out), **linking.for_export(target))
 
 
 def schedule(module: tvm.IRModule, traces: Mapping[str, str]) -> tvm.IRModule:

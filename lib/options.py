@@ -1,6 +1,7 @@
 """What a user asked for, as values: options and sections of luigi.cfg become frozen configs, files and identities."""
 
 import atexit
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -12,7 +13,7 @@ from lib.contracts.errors import ConfigError, require_file
 from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, SUBGRAPHS
 from lib.graph.algorithms import IN_INT8, AlgorithmConfig
-from lib.machine import targets
+from lib.machine import linking, targets
 from lib.measure import devices, factory
 from lib.measure.devices import Devices
 from lib.measure.onnx_peer import OnnxFile
@@ -74,6 +75,10 @@ class Options:
                 catalogue.entry(self.source.model)
         _ = self.measured_on
 
+    def require_device(self) -> None:
+        """Raises: ConfigError: Something is to be measured, and no device is there."""
+        factory.require_device(self.measured_on, self.compile_target)
+
     def configured(self, kind: type[Any], section: str, **options: Any) -> Any:
         """A frozen config from its section and from options.
 
@@ -126,7 +131,8 @@ class Options:
         if not self.source.model.endswith(".onnx"):
             return None
         target = self.compile_target
-        return OnnxFile(Path(self.source.model), target, is_timed=self.measured_on.is_here and target.kind == "llvm")
+        is_here = self.measured_on.is_here and isinstance(target, targets.CpuTarget) and target.runs_here
+        return OnnxFile(Path(self.source.model), target, is_timed=is_here)
 
     @cached_property
     def measured_on(self) -> Devices:
@@ -136,7 +142,14 @@ class Options:
     @cached_property
     def compile_target(self) -> targets.AnyTarget:
         """What `--target` and `--threads` say."""
-        return targets.target(self.target, self.threads)
+        if linker := self.section("tuner").get("linker", ""):
+            os.environ[linking.VARIABLE] = linker  # for all processes that compile
+        found = targets.target(self.target, self.threads)
+        if isinstance(found, targets.CpuTarget) and not found.runs_here:
+            if not self.threads:
+                self.say(f"--target {self.target}: kernels for {found.threads} threads; --threads says otherwise")
+            linking.linker(found.tvm())  # now, and not after the tuning
+        return found
 
     @cached_property
     def algorithms(self) -> AlgorithmConfig:
@@ -229,7 +242,8 @@ class Options:
     @cached_property
     def runner(self) -> Runner:
         """What measures, shared by all rounds; what it started ends with this process."""
-        return _opened(self.measured_on, self.compile_target, self.measure, self.say)
+        emulator = self.section("tuner").get("emulator", "")
+        return _opened(self.measured_on, self.compile_target, self.measure, emulator, self.say)
 
     @cached_property
     def identity(self) -> runs.Identity:
@@ -268,9 +282,9 @@ def options(section: Section, say: Say, artifacts: Path, **given: Any) -> Option
 
 
 @cache
-def _opened(measured_on: Devices, target: targets.AnyTarget, config: MeasureConfig, say: Say) -> Runner:
+def _opened(measured_on: Devices, target: targets.AnyTarget, config: MeasureConfig, emulator: str, say: Say) -> Runner:
     """One for all models of this process; what it started ends with that."""
-    runner = factory.open_runner(measured_on, target, config)
+    runner = factory.open_runner(measured_on, target, config, emulator)
     if isinstance(runner, ReplayRunner) and runner.left_out:
         say(runner.left_out)
     atexit.register(runner.close)

@@ -36,7 +36,7 @@ def tell_unread() -> None:
     """
     known = {*OWN_SECTIONS, *_LUIGIS_SECTIONS, *Register.task_names()}
     unread = [f"[{name}]" for name in sorted(set(configuration.get_config().sections()) - known)]
-    unread += [f"[tuner] {key}" for key in sorted(set(section("tuner")) - {"artifacts"})]
+    unread += [f"[tuner] {key}" for key in sorted(set(section("tuner")) - {"artifacts", "linker", "emulator"})]
     if unread:
         console.tell(
             f"warning: nobody reads {', '.join(unread)} of the configuration; this project's sections are "

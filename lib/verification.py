@@ -15,6 +15,7 @@ from lib.contracts.errors import ConfigError, VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles
 from lib.contracts.settings import limit
 from lib.measure import onnx_peer
+from lib.measure.emulator import Emulator
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
 from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.tir.numerics import largest_magnitude, random_values, relative_error
@@ -93,6 +94,19 @@ class Built:
         self.rounded = folder / "rounded.so"  # a narrow model in plain loops
         self.packed = folder / "packed.safetensors"
         self.agreed = folder / "agreed.npz"  # what the library that is shipped agrees with, by `verify`
+        # Of the tuned model: what is shipped, and what packs its weights here. Others, where the target is of another
+        # architecture: there `tuned` is what runs, on a device that has it, or compiled for this machine.
+        self.delivered = self.packing = self.tuned
+
+    def deliver_another(self) -> Path:
+        """A library that is shipped in place of `tuned`, and never run; to be built."""
+        self.delivered = self.folder / "delivered.so"
+        return self.delivered
+
+    def pack_by_another(self) -> Path:
+        """A library that packs weights in place of `tuned`, which does not run here; to be built."""
+        self.packing = self.folder / "packing.so"
+        return self.packing
 
     def library(self, name: str) -> tuple[Path, Path]:
         """Library and parameters of the model `tuned`, `untuned`, as it is `checked` against, or `rounded`."""
@@ -111,6 +125,8 @@ def verify(
     peer: "Peer | None" = None,
     previous: CompiledFiles | None = None,
     check: Callable[[Path], None] = lambda _library: None,
+    *,
+    is_timed: bool = True,
 ) -> dict[str, Any]:
     """Run the tuned model on a device of its own, compare its outputs, and time it in turn with the untuned one; also
     with the file that it came from, if that is ONNX.
@@ -123,6 +139,7 @@ def verify(
         peer: The file that the model came from, if it is ONNX.
         previous: What was shipped of the same model before: it stays unless the new one is faster beside it.
         check: Builds the model in plain loops, `Built.checked` or `rounded`; called if that is needed and not there.
+        is_timed: Else the pool runs what was compiled for another CPU than the target, whose times say nothing.
 
     Returns:
         Facts for the manifest. `shipped` is `tuned`, `untuned`, or `previous`: then `latencies_s` has the one that
@@ -132,11 +149,11 @@ def verify(
         VerificationError: The outputs differ by more than the tolerance, or a model does not run.
         CompilationError: `check` failed.
     """
-    runs_untuned = built.untuned.exists() and _ends_in_time(built, config, pool)
+    runs_untuned = is_timed and built.untuned.exists() and _ends_in_time(built, config, pool)
     try:
         with pool.models(config.timeout_s) as session:
             agreed = _agreed(session, built, config, peer, check)
-            error_before = _error_of(previous, built, agreed, config, pool) if previous else None
+            error_before = _error_of(previous, built, agreed, config, pool) if previous and is_timed else None
             libraries = {"tuned": built.library("tuned")}
             if runs_untuned:
                 libraries["untuned"] = built.library("untuned")
@@ -144,14 +161,16 @@ def verify(
                 libraries["previous"] = previous.library, previous.params
             is_alone = len(libraries) == 1 and not untuned.seconds
             turns, seconds = (min(_GLANCES, config.turns), _GLANCE_S) if is_alone else (config.turns, _TURN_S)
-            latencies = _latencies(session, libraries, built.inputs, turns, seconds, peer)
+            latencies = (
+                _latencies(session, libraries, built.inputs, turns, seconds, peer) if is_timed else {"tuned": []}
+            )
     except ModelFailed as failure:
         raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
     error = agreed.error
     np.savez(built.agreed, *agreed.expected)
     if not runs_untuned:
         latencies["untuned"] = [untuned.seconds] if untuned.seconds else []  # nothing of it is known
-    is_lower_bound = not (runs_untuned or untuned.is_complete)
+    is_lower_bound = not (runs_untuned or untuned.is_complete) or not is_timed
     is_faster = is_lower_bound or median(latencies["tuned"]) < median(latencies["untuned"])
     shipped = "tuned" if is_faster else "untuned"
     if error_before is not None:
@@ -170,6 +189,30 @@ def verify(
         "untuned_is_lower_bound": is_lower_bound,
         "onnx": peer.facts(agreed.error_to_file) if peer else None,
     }
+
+
+def emulated(built: Built, emulator: Emulator, threads: int, tolerance: float, config: CompileConfig) -> dict[str, Any]:
+    """Run what is shipped by an emulator, after `verify`, and compare its outputs with those of the same programs here.
+
+    Returns:
+        Facts for the manifest.
+
+    Raises:
+        VerificationError: It does not run there, or they differ by more than the tolerance.
+    """
+    out = built.folder / "outputs-emulated.npz"
+    files = built.delivered, built.packed, built.inputs, out
+    try:
+        emulator.infer(*files, threads=threads, timeout_s=config.timeout_s)
+    except ModelFailed as failure:
+        raise VerificationError(f"The compiled library does not run by {emulator.by}: {failure.reason}") from failure
+    error = _error(arrays.values(out), arrays.values(built.folder / "outputs-tuned.npz"))
+    if not error <= tolerance:
+        raise VerificationError(
+            f"The library's outputs by {emulator.by} differ from those of the same programs on this machine by "
+            f"{error:.1e} of their largest value; {tolerance:.2g} is allowed. Nothing was shipped."
+        )
+    return {"by": emulator.by, "max_error": error}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +345,7 @@ def _agreed(
         VerificationError: They agree with neither, or an output has no finite element to compare.
     """
     tolerance = config.tolerance_narrow if built.is_narrow else config.tolerance
-    session.pack_weights(built.tuned, built.weights, out=built.packed)
+    session.pack_weights(built.packing, built.weights, out=built.packed)
     found = _outputs(session, built, "tuned", built.folder / "outputs-tuned.npz")
     if peer:
         error = peer.error(found)

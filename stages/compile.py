@@ -22,17 +22,18 @@ from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
 from lib.graph.algorithms import AS_IT_IS, IN_BF16
-from lib.machine import targets
+from lib.machine import host, targets
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
 from lib.measure import peak
+from lib.measure.absent import AbsentDevice
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts
 from lib.tuning import history
 from lib.tuning.members import join
-from lib.verification import Built, CompileConfig, Estimate, Peer, peer_of, verify
+from lib.verification import Built, CompileConfig, Estimate, Peer, emulated, peer_of, verify
 from lib.winners import Choice, choose_all, without_wrong
 
 Say = Callable[[str], None]
@@ -96,17 +97,17 @@ def run(
 
                 def check(library: Path) -> None:
                     if not library.exists():
-                        _build_all([_in_plain_loops(built, library)], target, config)
+                        _build_all([_in_plain_loops(built, library)], pool.runs, config)
 
                 def make(choices: Sequence[Choice]) -> dict[str, Any]:
                     with clock.spent("build"):
                         say("compiling the model")
                         untuned = estimate(subgraphs, choices)
                         runs_untuned = untuned.at_most(config.once_above_s)
-                        _build(built, subgraphs, choices, target, config, peer, runs_untuned=runs_untuned)
+                        _build(built, subgraphs, choices, target, pool, config, peer, runs_untuned=runs_untuned)
                     with clock.spent("verify"):
                         say("checking the model and timing it beside the untuned one")
-                        return verify(built, untuned, config, pool, peer, before, check)
+                        return verify(built, untuned, config, pool, peer, before, check, is_timed=pool.runs == target)
 
                 try:
                     found = make(choices)
@@ -118,17 +119,22 @@ def run(
                     choices = right
                     found = make(choices)
             _keep_expected(model, identity, built)
+            if isinstance(pool, AbsentDevice) and pool.emulator:
+                say(f"running the library by {pool.emulator.by}")
+                with clock.spent("verify"):
+                    found["emulated"] = emulated(built, pool.emulator, target.threads, found["tolerance"], config)
             _ship(built, choices, str(found["shipped"]), target, config, provenance, out)
             bundle.write_reference(arrays.values(built.inputs), arrays.values(built.agreed), out)
         with clock.spent("finalists"):
             peaks = {"peak_flops": peak.flops(target, pool)}
-            for name, is_used, dot in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
-                if is_used and isinstance(target, targets.CpuTarget) and dot in registers(target.tvm()).dots:
-                    peaks[f"peak_flops_{name}"] = peak.flops(target, pool, dot)
+            dots = registers(target.tvm()).dots if isinstance(target, targets.CpuTarget) else ()
+            for name, is_used, kind in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
+                if is_used and (fitting := [dot for dot in dots if dot.weights == kind.weights]):
+                    peaks[f"peak_flops_{name}"] = peak.flops(target, pool, fitting[0])
         outputs = deploy.outputs(module, onnx_facts.output_names(onnx.path) if onnx else ())
         licence = onnx_facts.licence(onnx.path) if onnx else ""
         told = bundle.facts(out, interface, outputs, target, fusion.ENTRY, licence)
-        facts = {**told, **peaks, **identity, **found}
+        facts = {**told, **_where(target, pool), **peaks, **identity, **found}
     facts |= {
         **made,
         "precision": precision,
@@ -242,13 +248,17 @@ def _build(
     subgraphs: Sequence[Mapping[str, Any]],
     choices: Sequence[Choice],
     target: targets.AnyTarget,
+    pool: Pool,
     config: CompileConfig,
     peer: Peer | None,
     *,
     runs_untuned: bool,
 ) -> None:
     """Compile the tuned model, and the untuned one if that is to be run; beside that the file that the model came from
-    computes what it says. Where there is none, also what the tuned one is checked against."""
+    computes what it says. Where there is none, also what the tuned one is checked against.
+
+    For another architecture also the tuned model for this machine: to pack the weights, and to run where no device is.
+    """
     traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
     chosen = built.folder / "traces.json"
     chosen.write_text(json.dumps(traces))
@@ -259,7 +269,12 @@ def _build(
         orders.append(BuildModel(built.reference, built.untuned))
     with ThreadPoolExecutor(1) as beside:
         inferred = beside.submit(peer.infer, built.inputs, built.folder / "outputs-onnx.npz") if peer else None
-        _build_all(orders, target, config)
+        _build_all(orders, pool.runs, config)
+        if isinstance(target, targets.CpuTarget) and not target.runs_here:
+            is_absent = pool.runs != target
+            library = built.deliver_another() if is_absent else built.pack_by_another()
+            order = BuildModel(built.module, library, chosen, pack=True)
+            _build_all([order], target if is_absent else targets.stand_in(target), config)
         if inferred:
             inferred.result()
 
@@ -282,6 +297,16 @@ def _build_all(orders: Sequence[BuildModel], target: targets.AnyTarget, config: 
             )
 
 
+def _where(target: targets.AnyTarget, pool: Pool) -> dict[str, Any]:
+    """Where the library ran, for the manifest: not on a device of a target that this machine is not."""
+    ran = pool.runs == target
+    return {
+        "device": pool.conditions.device,
+        "ran": ran,  # else it was verified as compiled for this machine
+        "verified_on": pool.conditions.device if ran else host.cpu_name(),
+    }
+
+
 def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
     """Digest of what a model is compiled from: the last round stands on all before it."""
     made_as = settings.digest(settings.deciding(config), bundle.FORMAT)
@@ -291,6 +316,8 @@ def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
 def ship(built: Built, name: str, out: CompiledFiles) -> None:
     """Put library and parameters in their place, each whole."""
     library, params = built.library(name)
+    if name == "tuned":
+        library = built.delivered
     with tables.written_whole(out.library) as partial:
         shutil.copyfile(library, partial)
     with tables.written_whole(out.params) as partial:

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from lib.contracts.errors import ConfigError, TargetError
-from lib.graph import attention, precision, reweight, widen, winograd
+from lib.graph import attention, precision, reweight, signed, widen, winograd
 from lib.graph.fusion import Model
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
@@ -52,8 +52,12 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
             f"--precision bf16: {target.name} has no instruction for bf16 (AVX512-BF16, or BF16 of ARM). Leave the "
             "option out: the model is then tuned as its file has it."
         )
-    if not any(dot.weights == INT8.weights for dot in machine.dots):
+    of_bytes = [dot for dot in machine.dots if dot.weights == INT8.weights]
+    takes_unsigned = any(dot.data == INT8.data for dot in of_bytes)
+    if not of_bytes:
         model = precision.in_floats(model)
+    elif not takes_unsigned:
+        model = signed.in_signed(model, of_bytes[0])
     choices: list[reweight.Choose] = []
     if config.winograd == "auto" and not is_narrow:  # in bf16, the products cost less than its transforms
         choices.append(winograd.replacement)
@@ -62,5 +66,5 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)
-    chosen = precision.in_quads(reweight.replaced(model, choices), machine.lanes)
+    chosen = precision.in_quads(reweight.replaced(model, choices), machine.lanes, packs=takes_unsigned)
     return precision.in_bf16(chosen, machine.lanes) if is_narrow else chosen

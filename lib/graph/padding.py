@@ -38,7 +38,7 @@ def _reads_bytes(function: object) -> bool:
 
 def _is_of_bytes(expr: relax.Expr) -> bool:
     return (
-        is_call(expr, "relax.nn.conv2d") and dtype(expr.args[0]) == "uint8"
+        is_call(expr, "relax.nn.conv2d") and dtype(expr.args[0]) in ("uint8", "int8")
         and is_channels_last(expr)
     )  # fmt: skip
 

@@ -49,10 +49,14 @@ def in_bf16(model: Model, lanes: int) -> Model:
     return Model(_rounded_early(found.module), found.weights)
 
 
-def in_quads(model: Model, lanes: int) -> Model:
-    """The model with its products of bytes as instructions take them, padded to a multiple of input channels."""
-    found = packing.pack(reweight.replaced(model, [partial(_quads, INT8.depth)]), INT8, lanes)
-    return _with_activations_in_floats(found)
+def in_quads(model: Model, lanes: int, *, packs: bool = True) -> Model:
+    """The model with its products of bytes as instructions take them, padded to a multiple of input channels.
+
+    Args:
+        packs: Whether there is one for products of two activations: unsigned bytes by signed ones.
+    """
+    found = reweight.replaced(model, [partial(_quads, INT8.depth)])
+    return _with_activations_in_floats(packing.pack(found, INT8, lanes) if packs else found)
 
 
 @rule("relax.astype")
@@ -115,7 +119,7 @@ def _quads(depth: int, call: relax.Call) -> Replacement | None:
         return None
     weight = shape_of(call.args[1])
     more = -weight[-2] % depth if len(weight) > 1 else 0
-    if not more or not _sums_input_channels(call, weight, depth):
+    if not more or not sums_input_channels(call, weight, depth):
         return None
     return Replacement(
         kind=("int8", more), value=partial(_deeper, more), shape=(*weight[:-2], weight[-2] + more, weight[-1]),
@@ -127,7 +131,7 @@ def _replacement(depth: int, call: relax.Call) -> Replacement | None:
     if not is_call(call, *CONTRACTIONS) or dtype(call) != _WIDE or dtype(call.args[0]) != _WIDE:
         return None
     weight, data = shape_of(call.args[1]), shape_of(call.args[0])
-    if not data or not _sums_input_channels(call, weight, depth):
+    if not data or not sums_input_channels(call, weight, depth):
         return None
     more = -weight[-2] % depth
     return Replacement(
@@ -136,7 +140,7 @@ def _replacement(depth: int, call: relax.Call) -> Replacement | None:
     )  # fmt: skip
 
 
-def _sums_input_channels(call: relax.Call, weight: tuple[int, ...], depth: int) -> bool:
+def sums_input_channels(call: relax.Call, weight: tuple[int, ...], depth: int) -> bool:
     """Whether a product or convolution sums over input channels, which are the weight's last axis but one, so many at
     once: all of them, or those of a group, to which none can be added."""
     if is_call(call, "relax.matmul"):

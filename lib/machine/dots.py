@@ -23,7 +23,8 @@ BF16 = Dot("vdpbf16ps", frozenset({"avx512bf16"}), 2, "bfloat16", "bfloat16", "f
 INT8 = Dot("vpdpbusd", frozenset({"avx512vnni", "avxvnni"}), 4, "uint8", "int8", "int32")
 ARM_BF16 = Dot("bfdot", frozenset({"bf16"}), 2, "bfloat16", "bfloat16", "float32")
 ARM_INT8 = Dot("usdot", frozenset({"i8mm"}), 4, "uint8", "int8", "int32")
-DOTS = (BF16, INT8, ARM_BF16, ARM_INT8)
+ARM_SIGNED = Dot("sdot", frozenset({"dotprod"}), 4, "int8", "int8", "int32")
+DOTS = (BF16, INT8, ARM_BF16, ARM_INT8, ARM_SIGNED)
 
 
 def named(name: str) -> Dot:

@@ -7,6 +7,7 @@ from tvm.target import Target, codegen
 from lib.machine.dots import DOTS, Dot
 
 FLOAT_BITS = 32
+_ARM_32 = ("armv", "arm-", "thumb")  # triples of the older architecture, which has half as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ def registers(target: Target) -> Registers:
         return Registers(32, min(16, limit), dots if "avx512vl" in features else ())
     if "avx" in features:
         return Registers(16, min(8, limit), dots)
-    return Registers(32, min(4, limit), dots) if "neon" in features else Registers(16, min(4, limit))
+    if "neon" in features and not str(target.attrs.get("mtriple", "")).startswith(_ARM_32):
+        return Registers(32, min(4, limit), dots)
+    return Registers(16, min(4, limit))
 
 
 def narrowed(lanes: int, extent: int) -> int:

@@ -9,10 +9,13 @@ from tvm.target import Target, codegen
 
 from lib.contracts.errors import TargetError
 from lib.machine import host
+from lib.machine.names import NAMES
 from lib.machine.registers import FLOAT_BITS, registers
 
 # What CUDA guarantees of every GPU since sm_30; of shared memory, without opting in to more.
 _GPU_LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
+
+_MANY = 1024  # cores: more than any CPU has
 
 # Instruction sets, as LLVM names them; its other CPU features are tuning hints, or of no use to kernels.
 _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "gfni", "vaes", "vpclmulqdq")
@@ -31,14 +34,27 @@ class CpuTarget:
     @property
     def name(self) -> str:
         """Folder name, e.g. `llvm-znver4-2t-512b`."""
-        parts = json.loads(self.text)
-        return f"{parts['kind']}-{parts.get('mcpu', 'generic')}-{self.threads}t-{self.vector_bits}b"
+        parts, unnamed = json.loads(self.text), architecture(self.triple)
+        cpu = parts.get("mcpu", "generic" if unnamed == "x86_64" else unnamed)
+        return f"{parts['kind']}-{cpu}-{self.threads}t-{self.vector_bits}b"
+
+    @property
+    def triple(self) -> str:
+        """Architecture and system, as LLVM names them."""
+        return str(json.loads(self.text).get("mtriple", codegen.llvm_get_system_triple()))
 
     @property
     def instructions(self) -> str:
-        """Class of targets for which the same programs are fast: `avx512`, `avx2`, or empty for any other."""
-        is_x86 = json.loads(self.text).get("mtriple", "x86_64").startswith(("x86_64", "i386"))
+        """Class of targets for which the same programs are fast: `avx512`, `avx2`, `neon`, or empty for any other."""
+        if architecture(self.triple) == "aarch64":
+            return "neon"
+        is_x86 = architecture(self.triple) in ("x86_64", "i386")
         return {512: "avx512", 256: "avx2"}.get(self.vector_bits, "") if is_x86 else ""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this machine can load what is compiled for it: another architecture or system needs a device."""
+        return platform_of(self.triple) == platform_of(str(codegen.llvm_get_system_triple()))
 
     def tvm(self) -> Target:
         """The TVM object."""
@@ -67,8 +83,30 @@ class GpuTarget:
 
 # First parts of triples that LLVM takes beside its own names.
 _ALIASES = {"amd64": "x86_64", "arm64": "aarch64", "i486": "i386", "i586": "i386", "i686": "i386"}
+_SYSTEMS = ("linux", "darwin", "macos", "windows")
+_OF_CPUS = (
+    "kind",
+    "mtriple",
+    "mcpu",
+    "mattr",
+    "mabi",
+    "mfloat-abi",
+    "num-cores",
+)  # attributes of TVM's tags that say it
 
 AnyTarget = CpuTarget | GpuTarget
+
+
+def architecture(triple: str) -> str:
+    """LLVM's name of it."""
+    name = triple.partition("-")[0]
+    return "arm" if name.startswith("armv") else _ALIASES.get(name, name)
+
+
+def platform_of(triple: str) -> tuple[str, str]:
+    """What a library must fit: architecture and system."""
+    system = next((name for name in _SYSTEMS if f"-{name}" in triple), "")
+    return architecture(triple), "darwin" if system == "macos" else system
 
 
 def target(text: str = "host", threads: int = 0) -> AnyTarget:
@@ -104,20 +142,49 @@ def cpu_target(text: str = "host", threads: int = 0) -> CpuTarget:
     """The target of a run.
 
     Args:
-        text: `host`, or a CPU target as JSON, e.g. `{"kind": "llvm", "mcpu": "skylake-avx512"}`.
-        threads: Threads of one inference; 0 for all physical cores this process may use.
+        text: `host`; a name of `NAMES`, e.g. `raspberry-pi/5`; a tag of TVM for a CPU; or JSON, e.g.
+            `{"kind": "llvm", "mcpu": "skylake-avx512"}`.
+        threads: Threads of one inference; 0 for all physical cores: of this process, or what the target says of
+            another architecture's (`num-cores`).
 
     Raises:
-        TargetError: Not a CPU target of this LLVM, or more threads than cores.
+        TargetError: Not a CPU target of this LLVM, or more threads than cores; or none, for a CPU elsewhere of which
+            nobody knows how many cores it has.
     """
-    cores = host.physical_cores()
-    if not 0 <= threads <= cores:
-        raise TargetError(f"--threads must be between 1 and the {cores} cores this process may use (0: all of them), "
-                          f"but got {threads}.")  # fmt: skip
     parts = _host_target() if text == "host" else _check_cpu(_parse(text), text)
-    parts["num-cores"] = threads or cores
+    known = _known_cores(parts, text)
+    if not 0 <= threads <= known:
+        raise TargetError(
+            f"--threads must be between 1 and the {known} cores "
+            + (f"of {text}" if _is_elsewhere(parts) else "this process may use")
+            + f" (0: all of them), but got {threads}."
+        )
+    cores = threads or known
+    if cores == _MANY:
+        raise TargetError(
+            f"--target {text} is not this machine, and nobody knows how many cores it has: give --threads."
+        )
+    parts["num-cores"] = cores
     target = Target(parts)
-    return CpuTarget(str(target), threads or cores, registers(target).lanes * FLOAT_BITS)
+    return CpuTarget(str(target), cores, registers(target).lanes * FLOAT_BITS)
+
+
+def stand_in(target: CpuTarget) -> CpuTarget:
+    """This machine, in place of another one: the same programs, compiled for it, compute the same."""
+    return cpu_target("host", min(target.threads, host.physical_cores()))
+
+
+def _is_elsewhere(parts: dict[str, object]) -> bool:
+    return platform_of(str(parts["mtriple"])) != platform_of(str(codegen.llvm_get_system_triple()))
+
+
+def _known_cores(parts: dict[str, object], text: str) -> int:
+    if not _is_elsewhere(parts):
+        return host.physical_cores()
+    given = parts.get("num-cores", _MANY)
+    if not isinstance(given, int) or not 0 < given <= _MANY:
+        raise TargetError(f"--target {text}: num-cores must be a whole number from 1 to {_MANY}, but got {given!r}.")
+    return given
 
 
 def _host_target() -> dict[str, object]:
@@ -163,16 +230,30 @@ def _this_gpu() -> dict[str, object]:
 
 
 def _parse(text: str) -> dict[str, object]:
+    if text in NAMES:
+        return dict(NAMES[text])
+    if (tagged := _of_tag(text)) is not None:
+        return tagged
     try:
         parts = json.loads(text)
     except json.JSONDecodeError:
         raise TargetError(
-            f"--target is neither `host` nor JSON: {text!r}. "
-            'Write it as \'{"kind": "llvm", "mcpu": "skylake-avx512"}\'.'
+            f"--target is neither `host`, nor a name, nor JSON: {text!r}. "
+            'Write it as \'{"kind": "llvm", "mcpu": "skylake-avx512"}\'; names of CPUs are '
+            f"{', '.join(NAMES)}, and those of TVM's tags."
         ) from None
     if not isinstance(parts, dict) or parts.get("kind") not in ("llvm", "cuda"):
         raise TargetError(f'--target must have "kind": "llvm" or "cuda", but got {text}.')
     return parts
+
+
+def _of_tag(text: str) -> dict[str, object] | None:
+    """What a tag of TVM says of a CPU; its other attributes are for TVM's own schedules."""
+    tag = None if text.startswith("{") else tvm.target.list_tags().get(text)
+    if tag is None or tag.kind.name != "llvm":
+        return None
+    parts = json.loads(str(tag))
+    return {name: parts[name] for name in _OF_CPUS if name in parts}
 
 
 def _check_cpu(parts: dict[str, object], text: str) -> dict[str, object]:
@@ -180,9 +261,9 @@ def _check_cpu(parts: dict[str, object], text: str) -> dict[str, object]:
     if parts["kind"] != "llvm":
         raise TargetError(f'a CPU target must have "kind": "llvm", but got {text}.')
     parts.setdefault("mtriple", str(codegen.llvm_get_system_triple()))
-    architecture = _ALIASES.get(name := str(parts["mtriple"]).partition("-")[0], name)
+    name = str(parts["mtriple"]).partition("-")[0]
     known = [str(each) for each in codegen.llvm_get_targets()]
-    if architecture not in known:  # LLVM would crash on it
+    if architecture(name) not in known:  # LLVM would crash on it
         raise TargetError(
             f"--target: LLVM {codegen.llvm_version_major()} knows no architecture {name!r} (of the mtriple "
             f"{parts['mtriple']!r}); it knows {', '.join(known)}."

@@ -54,6 +54,7 @@ class DevicePool:
 
     def __init__(self, target: targets.AnyTarget, config: MeasureConfig, fleet: Fleet) -> None:
         self._target, self._config, self._fleet = target, config, fleet
+        self.runs = target
         self.conditions = identity.conditions(target, fleet.kind)
         self._processes = DeviceProcesses(target, fleet, config.recycle_after, config.memory_share)
         self._clock = Clock()

@@ -1,21 +1,26 @@
 """From what `--devices` says to what measures, and to the conditions under which it does."""
 
 from lib.contracts.errors import ConfigError
-from lib.machine.targets import AnyTarget, GpuTarget
-from lib.measure import identity
+from lib.machine.targets import AnyTarget, CpuTarget, GpuTarget
+from lib.measure import absent, identity
+from lib.measure import emulator as emulators
+from lib.measure.absent import AbsentDevice
 from lib.measure.device_pool import DevicePool
-from lib.measure.devices import Devices, Replay, Rpc
+from lib.measure.devices import Devices, Local, Replay, Rpc
 from lib.measure.fleet import GpuFleet, RpcFleet
 from lib.measure.local_pool import LocalPool
 from lib.measure.replay import ReplayRunner
 from lib.measure.runner import MeasureConfig, Pool, Runner
 
 
-def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig) -> Pool | ReplayRunner:
-    """What measures candidates; starts no process yet.
+def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig, emulator: str = "") -> Pool | ReplayRunner:
+    """What measures candidates; starts no process yet. Without a device of the target, what stands in for one.
+
+    Args:
+        emulator: Folder of an emulated machine, see `lib.measure.emulator`; empty: none.
 
     Raises:
-        ConfigError: There is nothing to replay.
+        ConfigError: There is nothing to replay, or no such emulator.
     """
     if isinstance(devices, Replay):
         return ReplayRunner(
@@ -25,7 +30,15 @@ def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig) -> P
         return DevicePool(target, config, RpcFleet(devices.tracker, devices.key, target))
     if isinstance(target, GpuTarget):
         return DevicePool(target, config, GpuFleet())
+    if not target.runs_here:
+        return AbsentDevice(target, config, emulators.emulator(emulator, target))
     return LocalPool(target, config)
+
+
+def require_device(devices: Devices, target: AnyTarget) -> None:
+    """Raises: ConfigError: Something is to be measured, and nothing is there that runs the target's programs."""
+    if isinstance(devices, Local) and isinstance(target, CpuTarget) and not target.runs_here:
+        raise ConfigError(absent.missing(target))
 
 
 def require_pool(runner: Runner) -> Pool:
@@ -34,6 +47,6 @@ def require_pool(runner: Runner) -> Pool:
     Raises:
         ConfigError: It has none.
     """
-    if isinstance(runner, (LocalPool, DevicePool)):
+    if isinstance(runner, (LocalPool, DevicePool, AbsentDevice)):
         return runner
     raise ConfigError("--devices replay: nothing can be compiled, since winners are timed and checked again.")

@@ -38,6 +38,7 @@ class LocalPool:
 
     def __init__(self, target: targets.AnyTarget, config: MeasureConfig) -> None:
         self._target, self._config = target, config
+        self.runs = target
         self.conditions = identity.conditions(target, host.cpu_name(), config.weights)
         self._workers: list[Worker] = []
         self._scratch: Path | None = None

@@ -12,6 +12,7 @@ from lib.contracts.errors import ConfigError
 from lib.contracts.settings import limit
 from lib.contracts.statuses import Status
 from lib.machine import host
+from lib.machine.targets import AnyTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,11 @@ class Pool(Runner, Protocol):
     """A runner with devices, which can also settle who wins."""
 
     width: int  # how many threads may ask it at a time, each about a workload of its own
+
+    @property
+    def runs(self) -> AnyTarget:
+        """What the models that it runs are compiled for: its target, or this machine, if there is no device of that."""
+        ...
 
     def compare(
         self, workload: str, traces: Sequence[str], repeats: int, *, baseline: str | None

@@ -14,6 +14,7 @@ import tvm
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.target import Target
 
+from lib.machine import linking
 from lib.measure import timing
 from lib.measure.connection import Connection
 from lib.measure.device_source import LocalDevice
@@ -130,7 +131,8 @@ class Kernels:
         if not request.pack:
             program = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(program)
         with self._target:  # nvcc looks there for the architecture
-            lowering.build(program, self._target, self._lowering).export_library(str(request.library), options=_LINK)
+            built = lowering.build(program, self._target, self._lowering)
+            built.export_library(str(request.library), options=_LINK, **linking.for_export(self._target))
         return Compiled(time.perf_counter() - start, parameters(program, value_bounds(workload["main"])))
 
     def _loaded(self) -> tvm.IRModule:

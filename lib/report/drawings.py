@@ -94,7 +94,7 @@ def _corners(points: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
 def draw_curve(points: pa.Table, measured: Mapping[str, Sequence[float]], title: str, out: Path) -> None:
     """The tuning curve over seconds and over trials, with what the compiled model took in the end."""
     figure = Figure(figsize=(10, 4), layout="constrained")
-    tuned_ms = median(measured["tuned"]) * 1e3
+    tuned_ms = median(measured["tuned"]) * 1e3 if measured["tuned"] else None  # of a CPU that is not there
     latency_ms = points["latency_s"].to_numpy() * 1e3
     for axes, column, label in zip(
         figure.subplots(1, 2, sharey=True),
@@ -103,7 +103,8 @@ def draw_curve(points: pa.Table, measured: Mapping[str, Sequence[float]], title:
         strict=True,
     ):
         axes.step(points[column].to_numpy(), latency_ms, where="post", label="estimate: sum over subgraphs")
-        axes.axhline(tuned_ms, color="tab:green", linestyle="--", label=f"compiled and measured: {tuned_ms:.2f} ms")
+        if tuned_ms is not None:
+            axes.axhline(tuned_ms, color="tab:green", linestyle="--", label=f"compiled and measured: {tuned_ms:.2f} ms")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("{x:g}")
@@ -112,7 +113,8 @@ def draw_curve(points: pa.Table, measured: Mapping[str, Sequence[float]], title:
         axes.grid(which="both", alpha=0.3)
     figure.axes[0].set_ylabel("latency of the model, ms")
     figure.axes[1].legend(loc="upper right")
-    untuned = f" (untuned: {median(measured['untuned']) * 1e3:,.1f} ms)" if measured["untuned"] else ""
+    before = measured.get("untuned")
+    untuned = f" (untuned: {median(before) * 1e3:,.1f} ms)" if before else ""
     figure.suptitle(f"{title}{untuned}")
     figure.savefig(out, dpi=_DPI)
 

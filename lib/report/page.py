@@ -138,6 +138,8 @@ def comparison_page(first: RunRows, second: RunRows, folders: tuple[Path, Path],
     same = {row.subgraph_id for row in first.subgraphs} == {row.subgraph_id for row in second.subgraphs}
     ratio = first.tuned_s / second.tuned_s
     faster = f"The second is {ratio:.2f} times as fast as the first; they were timed at different times."
+    if math.isnan(ratio):
+        faster = "Not both of them ever ran."
     return _render(
         "comparison.html.j2",
         title=f"{first.title} beside {second.title}" if first.title != second.title else f"{first.title}, two runs",
@@ -174,7 +176,7 @@ def _pairs(first: RunRows, second: RunRows) -> list[dict[str, Any]]:
 
 def verdict(run: RunRows) -> str:
     """How fast beside what, and how right; follows the latency."""
-    told = ["an inference"]
+    told = [run.never_ran or "an inference"]
     onnx = run.facts["onnx"]
     if run.onnxruntime_s:
         told.append(
@@ -307,7 +309,13 @@ def _us(seconds: float | None) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return f"{milliseconds(seconds)} ms" if seconds else "-"
+    return (
+        "not timed:"
+        if seconds is not None and math.isnan(seconds)
+        else f"{milliseconds(seconds)} ms"
+        if seconds
+        else "-"
+    )
 
 
 def _change(row: ModelRow) -> Markup:

@@ -3,6 +3,7 @@
 Texts and pages are rendered from the same ones.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,8 +150,25 @@ class RunRows:
 
     @property
     def tuned_s(self) -> float:
-        """Latency of what is shipped."""
-        return median(self.facts["latencies_s"]["untuned" if self.facts["shipped"] == "untuned" else "tuned"])
+        """Latency of what is shipped; NaN if it never ran: see `never_ran`."""
+        found = self.facts["latencies_s"]["untuned" if self.facts["shipped"] == "untuned" else "tuned"]
+        return median(found) if found else math.nan
+
+    @property
+    def never_ran(self) -> str:
+        """Of a library that was compiled for another CPU, with no device of that: what was done instead; else empty."""
+        if self.facts.get("ran", True):
+            return ""
+        told = (
+            f"compiled for {self.facts['target'].get('mtriple', 'another CPU')}, on which it never ran: nothing was "
+            "timed, and what was verified are the same programs, compiled for this machine "
+            f"({self.facts['verified_on']})"
+        )
+        if emulated := self.facts.get("emulated"):
+            told += (
+                f", and the library itself by {emulated['by']}, with outputs that differ by {emulated['max_error']:.1e}"
+            )
+        return told
 
     @property
     def untuned_s(self) -> float | None:

@@ -101,6 +101,7 @@ def model_lines(run: RunRows) -> str:
     how = "" if facts["untuned_estimated"] else ", timed in turn in one process"
     ratio = f"{run.untuned_s / median(facts['latencies_s']['tuned']):.1f}x{how}" if run.untuned_s else "not known"
     lines.append(f"speed-up {ratio}; shipped: {facts['shipped']}")
+    lines += [run.never_ran] if run.never_ran else []
     if new := facts["latencies_s"].get("new"):
         lines.append(f"the library of before stays: a new one took {median(new) * 1e3:.2f} ms beside it")
     if facts["largest_output"] < VANISHING:

@@ -2,7 +2,8 @@
 
 Compilers may write any instruction that they were told a CPU has, and a CPU that meets one that it does not know stops
 the program: of a library that was copied to another machine, the user sees `Illegal instruction` at best. So each
-kernel asserts first that the CPU has all of them. It is asked once (`cpuid`); after that this is a load and a branch.
+kernel asserts first that the CPU has all of them. It is asked once (x86: `cpuid`; ARM: Linux, which tells it in the
+auxiliary vector); after that this is a load and a branch.
 """
 
 from collections import defaultdict
@@ -11,6 +12,8 @@ from collections.abc import Collection
 import tvm
 from tvm import tirx
 from tvm.target import Target, codegen
+
+from lib.machine.targets import platform_of
 
 # By LLVM's names, those that it uses without being asked to: where cpuid has them (leaf, subleaf, register, bit; the
 # registers are eax, ebx, ecx, edx), as in Intel's "Software Developer's Manual", volume 2, CPUID.
@@ -22,6 +25,13 @@ PLACES = {
     "gfni": (7, 0, 2, 8), "avx512vnni": (7, 0, 2, 11), "avx512bitalg": (7, 0, 2, 12),
     "avx512vpopcntdq": (7, 0, 2, 14), "avx512fp16": (7, 0, 3, 23), "avxvnni": (7, 1, 0, 4),
     "avx512bf16": (7, 1, 0, 5),
+}  # fmt: skip
+# The same of ARM under Linux: which entry of the auxiliary vector (AT_HWCAP, AT_HWCAP2) has it in which bit, as in
+# Linux's "ARM64 ELF hwcaps". What every aarch64 CPU has is not asked.
+_HWCAP, _HWCAP2 = 16, 26
+HWCAPS = {
+    "lse": (_HWCAP, 8), "fullfp16": (_HWCAP, 10), "rdm": (_HWCAP, 12), "dotprod": (_HWCAP, 20), "sve": (_HWCAP, 22),
+    "sve2": (_HWCAP2, 1), "i8mm": (_HWCAP2, 13), "bf16": (_HWCAP2, 14),
 }  # fmt: skip
 _SAVED = (1, 0, 2, 27)  # the operating system keeps registers when it changes between threads; xgetbv says which
 _VECTORS, _LONG_VECTORS = 0x6, 0xE6  # of the registers that xgetbv tells: those of AVX, and of AVX-512 as well
@@ -53,6 +63,27 @@ lacks:
   ret i32 0
 }}
 """
+_TEXT_OF_ARM = """
+@{name}_known = internal global i32 -1
+declare i64 @getauxval(i64)
+define linkonce_odr i32 @{name}() noinline nounwind {{
+  %known = load i32, ptr @{name}_known
+  %asked = icmp sge i32 %known, 0
+  br i1 %asked, label %done, label %ask
+done:
+  ret i32 %known
+ask:
+{hwcaps}
+  %found = zext i1 %{all} to i32
+  store i32 %found, ptr @{name}_known
+  ret i32 %found
+}}
+"""
+_COMPARE_HWCAP = """  %q{n} = call i64 @getauxval(i64 {entry})
+  %m{n} = and i64 %q{n}, {mask}
+  %c{n} = icmp eq i64 %m{n}, {mask}
+  %a{n} = and i1 {before}, %c{n}
+"""
 _ASK = """  %q{n} = call {{ i32, i32, i32, i32 }}
     asm sideeffect "cpuid", "={{ax}},={{bx}},={{cx}},={{dx}},0,2"(i32 {leaf}, i32 {sub})
 """
@@ -64,12 +95,19 @@ _COMPARE = """  %r{n}.{register} = extractvalue {{ i32, i32, i32, i32 }} %q{n}, 
 
 
 def needed(target: Target) -> list[str]:
-    """What kernels that are compiled for a target may need of an x86 CPU, by LLVM's names; empty for other CPUs, and
-    for the oldest of these."""
-    if target.kind.name != "llvm" or not str(target.attrs.get("mtriple", "")).startswith("x86_64"):
+    """What kernels that are compiled for a target may need of an x86 CPU, or of ARM's under Linux, by LLVM's names;
+    empty for other CPUs, and for the oldest of these."""
+    triple = str(target.attrs.get("mtriple", ""))
+    if target.kind.name != "llvm" or not (triple.startswith("x86_64") or _is_arm(triple)):
         return []
     features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    if _is_arm(triple):
+        return sorted(features & set(HWCAPS))
     return sorted(features & set(PLACES)) if "avx" in features else []
+
+
+def _is_arm(triple: str) -> bool:
+    return platform_of(triple) == ("aarch64", "linux")
 
 
 def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -88,7 +126,8 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     has_all = tirx.EQ(tirx.call_extern("int32", _FUNCTION), tirx.const(1, "int32"))
     # TVM 0.27's constructor names these two the other way round.
     check = tirx.AssertStmt(has_all, tvm.ir.StringImm("RuntimeError"), [tvm.ir.StringImm(told)])
-    text = tvm.ir.StringImm(_text(names))
+    is_arm = _is_arm(str(attrs["target"].attrs.get("mtriple", "")))
+    text = tvm.ir.StringImm(_text_of_arm(names) if is_arm else _text(names))
     body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, tirx.SeqStmt([check, function.body]))
     return function.with_body(body)
 
@@ -106,3 +145,14 @@ def _text(names: Collection[str]) -> str:
             so_far = f"%a{n}.{register}"
     kept = _LONG_VECTORS if "avx512f" in names else _VECTORS
     return _TEXT.format(name=_FUNCTION, cpuid="".join(lines), all=so_far.removeprefix("%"), registers=kept)
+
+
+def _text_of_arm(names: Collection[str]) -> str:
+    masks: dict[int, int] = defaultdict(int)
+    for entry, bit in (HWCAPS[name] for name in names):
+        masks[entry] |= 1 << bit
+    lines, so_far = [], "true"
+    for n, (entry, mask) in enumerate(masks.items()):
+        lines.append(_COMPARE_HWCAP.format(n=n, entry=entry, mask=mask, before=so_far))
+        so_far = f"%a{n}"
+    return _TEXT_OF_ARM.format(name=_FUNCTION, hwcaps="".join(lines), all=so_far.removeprefix("%"))

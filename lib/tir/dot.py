@@ -15,12 +15,13 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlockRealize
 
-from lib.machine.dots import ARM_BF16, ARM_INT8, BF16, INT8, Dot, named
+from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT8, Dot, named
+from lib.machine.registers import registers
 from lib.tir import analysis
 
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
 
-_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), ARM_BF16: (4,), ARM_INT8: (4,)}  # lanes of vectors
+_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes of vectors
 # TVM knows bf16 as integers, LLVM's intrinsics want its own type.
 _WRAPPER = """
 define <{n} x float> @{name}_{n}(<{n} x float> %c, <{m} x i16> %x, <{m} x i16> %w) alwaysinline nounwind {{
@@ -39,16 +40,21 @@ def _wrapper(dot: Dot, lanes: int) -> str:
 
 
 def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Write instructions in place of marked loops that they fit; other programs stay as they are."""
+    """Write instructions in place of marked loops that they fit; other programs stay as they are.
+
+    Where the function's target lacks an instruction, the loops stay: programs for one CPU compute the same on another.
+    """
     marked = [loop for loop in analysis.walk(function.body, tirx.For) if MARK in loop.annotations]
     if not marked:
         return function
+    target = (function.attrs or {}).get("target")
+    there = DOTS if target is None else registers(target).dots
     wrapped: set[tuple[Dot, int]] = set()
 
     def with_instruction(loop: tirx.For) -> Any:
         if MARK not in loop.annotations:
             return loop
-        found = _instruction(loop)
+        found = _instruction(loop) if named(str(loop.annotations[MARK])) in there else None
         if found is None:
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body)
         if (dot := named(str(loop.annotations[MARK]))).data == "bfloat16":
@@ -123,6 +129,6 @@ def _call(dot: Dot, sums: Any, data: Any, weights: Any, lanes: int) -> Any:
     if dot.data == "bfloat16":
         pairs = [tirx.call_intrin(f"uint16x{elements}", "tirx.reinterpret", each) for each in (same, weights)]
         return tirx.call_pure_extern(f"float32x{lanes}", f"{dot.name}_{lanes}", sums, *pairs)
-    quads = tirx.call_intrin(f"uint8x{elements}", "tirx.reinterpret", same)
+    quads = tirx.call_intrin(f"{dot.data}x{elements}", "tirx.reinterpret", same)
     name = f"llvm.x86.avx512.{dot.name}.{32 * lanes}" if dot == INT8 else f"llvm.aarch64.neon.{dot.name}"
     return tirx.call_llvm_pure_intrin(f"int32x{lanes}", name, sums, quads, weights)

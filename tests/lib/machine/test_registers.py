@@ -28,9 +28,28 @@ def test_registers_are_those_that_the_compiler_may_use(parts, expected):
 
 
 def test_an_arm_cpu_has_neons():
-    assert registers(Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"})) == Registers(
-        32, 4
-    )
+    assert registers(Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"})) == Registers(32, 4)
+
+
+def test_the_older_architecture_has_half_as_many_and_no_instructions_for_products():
+    old = {"kind": "llvm", "mtriple": "armv8l-linux-gnueabihf", "mcpu": "cortex-a72", "mattr": ["+neon", "+i8mm"]}
+
+    assert registers(Target(old)) == Registers(16, 4)
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "expected"),
+    [
+        ("cortex-a72", set()),
+        ("neoverse-n1", {"sdot"}),
+        ("neoverse-v1", {"bfdot", "usdot", "sdot"}),
+        ("apple-m2", {"bfdot", "usdot", "sdot"}),
+    ],
+)
+def test_arm_has_instructions_for_products_by_its_features(mcpu, expected):
+    found = registers(Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu}))
+
+    assert {dot.name for dot in found.dots} == expected
 
 
 @pytest.mark.parametrize("width", [128, 256, 512])

@@ -5,6 +5,7 @@ from tvm.target import codegen
 
 from lib.contracts.errors import TargetError
 from lib.machine import host, targets
+from lib.machine.names import NAMES
 
 
 def test_the_host_target_has_this_cpus_cores_and_full_vectors():
@@ -29,7 +30,7 @@ def test_what_the_operating_system_lacks_is_not_used(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("llvm -mcpu=skylake", "neither `host` nor JSON"),
+        ("llvm -mcpu=skylake", "neither `host`, nor a name, nor JSON"),
         ('{"kind": "cuda", "arch": "sm_90"}', "lacks max_threads_per_block, max_shared_memory_per_block"),
         ('{"kind": "vulkan"}', 'must have "kind": "llvm" or "cuda"'),
         ("nvidia/nvidia-h1000", "TVM refuses --target"),
@@ -80,8 +81,65 @@ def test_targets_are_told_apart_by_the_instructions_that_decide_what_is_fast(mcp
     assert targets.cpu_target(text, threads=2).instructions == found
 
 
-def test_no_base_models_are_for_arm_or_gpus():
+def test_gpus_have_no_such_class_and_arms_have_their_own():
     arm = json.dumps({"kind": "llvm", "mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"})
 
-    assert targets.cpu_target(arm, threads=2).instructions == ""
+    assert targets.cpu_target(arm, threads=2).instructions == "neon"
     assert targets.target("nvidia/nvidia-h100").instructions == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_has_a_short_name_is_a_cpu_that_llvm_knows(name):
+    cpu = targets.cpu_target(name, threads=3)
+    parts = json.loads(cpu.text)
+
+    assert parts["mcpu"] == NAMES[name]["mcpu"]
+    assert parts["num-cores"] == cpu.threads == 3
+    assert (cpu.vector_bits, cpu.instructions) == (128, "neon")
+    assert targets.CpuTarget(str(cpu.tvm()), 3, 128).triple == NAMES[name]["mtriple"]
+
+
+def test_tags_of_tvm_are_names_too_without_what_only_its_schedules_read():
+    cpu = targets.cpu_target("arm/rk3399", threads=6)
+
+    assert cpu.name == "llvm-aarch64-6t-128b"
+    assert "rk3399" not in cpu.text
+    assert targets.cpu_target("arm/rasp3b", threads=4).triple == "armv7l-linux-gnueabihf"
+
+
+def test_a_board_has_its_cores_and_a_server_those_that_are_asked_for():
+    assert targets.cpu_target("raspberry-pi/5").threads == 4
+    assert targets.cpu_target("raspberry-pi/5", threads=2).threads == 2
+    assert targets.cpu_target("arm/neoverse-v1", threads=64).threads == 64  # however few this machine has
+    with pytest.raises(TargetError, match="between 1 and the 4 cores of raspberry-pi/5"):
+        targets.cpu_target("raspberry-pi/5", threads=8)
+    with pytest.raises(TargetError, match="nobody knows how many cores it has: give --threads"):
+        targets.cpu_target("arm/neoverse-v1")
+
+
+@pytest.mark.parametrize("cores", [0, -1, "many", 1e9])
+def test_what_cannot_be_a_number_of_cores_is_refused(cores):
+    with pytest.raises(TargetError, match=r"num-cores must be a whole number|refuses --target"):
+        targets.cpu_target(json.dumps({"kind": "llvm", "mtriple": "riscv64-linux-gnu", "num-cores": cores}))
+
+
+@pytest.mark.parametrize(
+    ("triple", "expected"),
+    [
+        ("arm64-apple-macosx13.0", ("aarch64", "darwin")),
+        ("arm64-apple-darwin23.1.0", ("aarch64", "darwin")),
+        ("aarch64-unknown-linux-gnu", ("aarch64", "linux")),
+        ("armv7l-linux-gnueabihf", ("arm", "linux")),
+        ("amd64-conda-linux-gnu", ("x86_64", "linux")),
+    ],
+)
+def test_a_library_fits_an_architecture_and_a_system(triple, expected):
+    assert targets.platform_of(triple) == expected
+
+
+def test_this_machine_stands_in_for_another_one_with_no_more_threads_than_it_has():
+    cpu = targets.cpu_target("arm/neoverse-v1", threads=64)
+
+    assert not cpu.runs_here
+    assert targets.stand_in(cpu).runs_here
+    assert targets.stand_in(cpu).threads == host.physical_cores()

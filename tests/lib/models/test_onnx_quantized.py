@@ -12,7 +12,11 @@ from lib.graph import fusion
 from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import targets
+from lib.machine.registers import registers
 from lib.models import onnx_import
+from lib.search.spaces import contraction
+from lib.search.spaces.roles import contraction_roles
+from lib.tir import analysis
 from lib.tir.workload import load_workload
 
 IMAGE = (1, 6, 9, 9)
@@ -49,9 +53,13 @@ def file(path, nodes, shape, weights, outputs=(("y", TensorProto.FLOAT),), domai
     return path
 
 
-def found_in(path, x, cpu):
-    """The results of the imported file, run without schedules, and the core operators of its kernels."""
-    model = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig())
+def found_in(path, x, cpu, made_for=None):
+    """The results of the imported file, run without schedules, and the core operators of its kernels.
+
+    Args:
+        made_for: The target whose instructions decide how bytes are multiplied; this CPU runs them all.
+    """
+    model = choose_algorithms(onnx_import.load(path), made_for or cpu, AlgorithmConfig())
     module = fusion.fuse(model.module, cpu.tvm())
     with cpu.tvm():
         machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
@@ -208,6 +216,55 @@ def test_without_an_instruction_for_bytes_contractions_are_of_floats_and_compute
     assert not any(s.core_operator.endswith("_int8") for s in extract_subgraphs(module))
 
 
+PI = targets.cpu_target("raspberry-pi/5")  # its instruction multiplies signed bytes by signed ones
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "two activations" not in name])
+def test_where_an_instruction_takes_signed_bytes_alone_contractions_are_of_these_and_compute_the_same(
+    tmp_path, cpu, name
+):
+    nodes, shape, weights, operators = CASES[name]
+    path, x = file(tmp_path / "q.onnx", nodes, shape, weights), image(shape)
+
+    [found], kernels = found_in(path, x, cpu, PI)
+
+    [expected], _ = found_in(path, x, cpu)
+    np.testing.assert_array_equal(found, expected)
+    assert operators <= kernels
+
+
+@pytest.mark.parametrize("name", ["conv", "strides", "QLinearConv", "product", "concatenation"])
+def test_and_no_unsigned_ones_are_left_for_these_to_read(tmp_path, name):
+    nodes, shape, weights, _ = CASES[name]
+
+    model = choose_algorithms(onnx_import.load(file(tmp_path / "q.onnx", nodes, shape, weights)), PI, AlgorithmConfig())
+
+    subgraphs = extract_subgraphs(fusion.fuse(model.module, PI.tvm()))
+    mains = [tvm.ir.load_json(each.workload)["main"] for each in subgraphs if each.core_operator.endswith("_int8")]
+    assert mains
+    for main in mains:
+        assert [str(param.ty.dtype) for param in main.params[:2]] == ["int8", "int8"]
+        assert [d.name for block in analysis.leaf_blocks(main) if (d := _instruction(main, block)) is not None] == [
+            "sdot"
+        ]
+
+
+def _instruction(main, block):
+    roles = contraction_roles(block)
+    return contraction._dot(main, block, roles, registers(PI.tvm())) if roles else None
+
+
+def test_two_activations_are_multiplied_in_floats_there(tmp_path, cpu):
+    nodes, shape, weights, _ = CASES["two activations"]
+    path, x = file(tmp_path / "q.onnx", nodes, shape, weights), image(shape)
+    [expected], _ = found_in(path, x, cpu)
+
+    [found], kernels = found_in(path, x, cpu, PI)
+
+    np.testing.assert_allclose(found, expected, atol=0.051)
+    assert "batch_matmul" in kernels
+
+
 INTEGERS = {
     "ConvInteger": (IMAGE, KERNEL, "zx", {}),
     "ConvInteger with padding": (IMAGE, KERNEL, "zx", {"pads": [1, 1, 1, 1]}),
@@ -223,10 +280,11 @@ def test_sums_of_integers_are_exact(tmp_path, cpu, name):
     path, x = file(tmp_path / "q.onnx", [node], shape, {"w": weight}, [("y", TensorProto.INT32)]), image(shape)
     [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
 
-    [found], kernels = found_in(path, x, cpu)
+    for made_for in (cpu, PI):
+        [found], kernels = found_in(path, x, cpu, made_for)
 
-    np.testing.assert_array_equal(found, expected)
-    assert any(kernel.endswith("_int8") for kernel in kernels)
+        np.testing.assert_array_equal(found, expected)
+        assert any(kernel.endswith("_int8") for kernel in kernels)
 
 
 def test_a_product_whose_zero_point_is_known_when_it_runs_is_of_bytes(tmp_path, cpu):

@@ -54,11 +54,20 @@ def test_what_is_needed_is_that_of_the_target():
     assert set(cpu_check.needed(Target(WITH))) - set(cpu_check.needed(Target(WITHOUT))) == {"avx512bf16", "avx512vnni"}
 
 
+def test_what_is_needed_of_arm_is_what_not_all_of_its_cpus_have():
+    def needed(**parts):
+        return set(cpu_check.needed(Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", **parts})))
+
+    assert needed(mcpu="neoverse-n1") == {"dotprod", "fullfp16", "lse", "rdm"}
+    assert needed(mcpu="neoverse-v1") - needed(mcpu="neoverse-n1") == {"bf16", "i8mm", "sve"}
+    assert needed(mcpu="cortex-a72") == set()
+
+
 def test_other_cpus_and_the_oldest_are_not_asked():
-    arm = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"})
+    mac = Target({"kind": "llvm", "mtriple": "arm64-apple-macosx13.0", "mcpu": "apple-m1"})
     old = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "nehalem"})
 
-    assert cpu_check.needed(arm) == cpu_check.needed(old) == []
+    assert cpu_check.needed(mac) == cpu_check.needed(old) == []
 
 
 def test_candidates_are_measured_without_it(cpu):

@@ -12,7 +12,7 @@ from tvm.sym import Analyzer
 from tvm.target import Target
 
 from lib.machine import targets
-from lib.machine.dots import BF16, INT8
+from lib.machine.dots import ARM_SIGNED, BF16, INT8
 from lib.machine.registers import registers
 from lib.search import evolution
 from lib.tir import analysis, dot, lowering, prefetch, traces
@@ -112,12 +112,12 @@ def test_avx_vnni_has_it_in_half_the_width():
 
 @pytest.mark.parametrize(
     ("workload", "name"),
-    [(product(16, 64, 32), "bfdot"), (product(16, 64, 32, INT8), "usdot")],
-    ids=["bf16", "bytes"],
+    [(product(16, 64, 32), "bfdot"), (product(16, 64, 32, INT8), "usdot"), (product(16, 64, 32, ARM_SIGNED), "sdot")],
+    ids=["bf16", "bytes", "signed bytes"],
 )
 def test_arm_has_its_own_where_it_has_any(workload, name):
     arm = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 2}
-    new, old = Target({**arm, "mcpu": "neoverse-v1"}), Target({**arm, "mcpu": "neoverse-n1"})
+    new, old = Target({**arm, "mcpu": "neoverse-v1"}), Target({**arm, "mcpu": "cortex-a72"})
 
     for trace in programs(workload, new, 3):
         assert instructions(packed(workload, trace, new), new, f"\t{name}\t")
