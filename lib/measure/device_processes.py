@@ -35,8 +35,7 @@ class DeviceProcesses:
             if worker not in busy and worker.builds >= self._recycle_after:
                 worker.kill()
         self.compilers = living(self.compilers)
-        # TVM's default compiler of CUDA, NVRTC, needs a package that TVM does not depend on.
-        environment = {"TMPDIR": str(self.scratch()), "TVM_CUDA_COMPILE_MODE": "nvcc"}
+        environment = {"TMPDIR": str(self.scratch())}
         missing = host.physical_cores() - len(self.compilers)
         compiler = partial(Worker, self._target, environment=environment, memory_bytes=self._memory_bytes)
         self.compilers += start_all([compiler] * missing)
