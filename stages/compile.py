@@ -122,7 +122,8 @@ def run(
             for name, is_used, dot in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
                 if is_used and isinstance(target, targets.CpuTarget) and dot in registers(target.tvm()).dots:
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, dot)
-        facts = {**_how_to_run(out, interface, target), **peaks, **identity, **found}
+        device = pool.conditions.device if isinstance(target, targets.GpuTarget) else host.cpu_name()
+        facts = {**_how_to_run(out, interface, target), "device": device, **peaks, **identity, **found}
     facts |= {
         **made,
         "precision": precision,
@@ -287,7 +288,6 @@ def _how_to_run(
         "threads": target.threads,
         "versions": host.versions(),
         "host": host.hostname(),
-        "device": host.cpu_name(),
     }
 
 

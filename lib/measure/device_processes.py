@@ -49,7 +49,7 @@ class DeviceProcesses:
         self.drivers = {driver: self.drivers[driver] for driver in living(self.drivers)}
         missing = Counter(self._fleet.slots())
         if not missing:
-            raise DeviceError(self._fleet.missing())
+            raise self.no_device()
         for driver, slot in list(self.drivers.items()):
             if missing[slot]:
                 missing[slot] -= 1
@@ -72,6 +72,10 @@ class DeviceProcesses:
     def _driver(self, slot: Slot) -> Worker:
         environment = {"TMPDIR": str(self.scratch()), **dict(slot.environment)}
         return Worker(self._target, str(slot.devices), module="lib.measure.driver", environment=environment)
+
+    def no_device(self) -> DeviceError:
+        """For who waited in vain."""
+        return DeviceError(f"{self._fleet.missing()}\nWhat was measured is kept; the same command continues.")
 
     def scratch(self) -> Path:
         """A folder for libraries, and for what compilers leave when they are killed."""

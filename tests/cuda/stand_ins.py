@@ -23,7 +23,7 @@ TARGET = "nvidia/nvidia-a100"
 _SMI = """#!{python}
 import os, sys
 columns = next(a for a in sys.argv if a.startswith("--query-gpu=")).partition("=")[2].split(",")
-uuids = [line.strip() for line in open(os.environ["STANDIN_DEVICES"]) if line.strip()]
+uuids = [line.split()[0] for line in open(os.environ["STANDIN_DEVICES"]) if line.strip()]
 capability = os.environ["STANDIN_COMPUTE_CAPABILITY"]
 for index, uuid in enumerate(uuids):
     facts = {{"index": str(index), "uuid": uuid, "name": "Stand-in GPU", "compute_cap": ".".join(capability)}}
@@ -92,7 +92,7 @@ class StandIns:
         self.set(uuids)
 
     def set(self, uuids: Sequence[str]) -> None:
-        """These are there from now on."""
+        """These are there from now on; one with ` broken` behind its UUID is seen, but does nothing."""
         fresh = self._devices.with_suffix(".new")
         fresh.write_text("".join(f"{uuid}\n" for uuid in uuids))
         fresh.replace(self._devices)

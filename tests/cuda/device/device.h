@@ -28,6 +28,7 @@ enum Error : int {
   kIllegalAddress = 700,
   kLaunchFailure = 719,
   kNotSupported = 801,
+  kUnknownError = 999,
 };
 
 struct Dim3 {
@@ -51,7 +52,8 @@ int current_device();
 int set_device(int device);
 const char* device_name(int device);
 int compute_capability();  // e.g. 80
-bool is_there(int device);  // it may go away at any time
+bool is_there(int device);  // and works; it may go away at any time
+bool is_broken(int device);
 
 // Memory. Neither the host nor a kernel on another device may touch it; guard pages lie around each allocation.
 

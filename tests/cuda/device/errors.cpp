@@ -50,7 +50,8 @@ const char* with_reason(const char* said, int error) {
 int lasting = kSuccess;
 int current = 0;
 
-// One line for each device: its UUID. Whoever takes a line away takes the device away.
+// One line for each device: its UUID. Whoever takes a line away takes the device away. With ` broken` behind it, it is
+// still seen, but does nothing.
 std::vector<std::string> present() {
   std::vector<std::string> found;
   const char* path = getenv("STANDIN_DEVICES");
@@ -60,17 +61,20 @@ std::vector<std::string> present() {
   return found;
 }
 
+std::string uuid(const std::string& line) { return line.substr(0, line.find(' ')); }
+
 // As they were when the process first asked: CUDA's numbers do not change later.
 const std::vector<std::string>& visible() {
   static const std::vector<std::string> devices = [] {
     const std::vector<std::string> all = present();
     const char* allowed = getenv("CUDA_VISIBLE_DEVICES");
-    if (!allowed) return all;
     std::vector<std::string> chosen;
-    std::istringstream names(allowed);
+    if (!allowed)
+      for (const std::string& line : all) chosen.push_back(uuid(line));
+    std::istringstream names(allowed ? allowed : "");
     for (std::string name; std::getline(names, name, ',');)
       for (size_t n = 0; n < all.size(); n++)
-        if (name == all[n] || name == std::to_string(n)) chosen.push_back(all[n]);
+        if (name == uuid(all[n]) || name == std::to_string(n)) chosen.push_back(uuid(all[n]));
     return chosen;
   }();
   return devices;
@@ -97,7 +101,7 @@ int fail_for_good(Error error, const std::string& why) {
 int broken() {
   if (is_fork()) return fail(kInitialization, "this process is a fork of one that had used CUDA");
   if (lasting) return lasting;
-  if (!is_there(current)) return fail_for_good(kNoDevice, "the device went away");
+  if (!is_there(current)) return fail_for_good(is_broken(current) ? kUnknownError : kNoDevice, "the device failed");
   return kSuccess;
 }
 
@@ -123,8 +127,14 @@ int compute_capability() {
 
 bool is_there(int device) {
   if (device >= device_count()) return false;
-  for (const std::string& uuid : present())
-    if (uuid == visible()[device]) return true;
+  for (const std::string& line : present())
+    if (line == visible()[device]) return true;
+  return false;
+}
+
+bool is_broken(int device) {
+  for (const std::string& line : present())
+    if (device < device_count() && uuid(line) == visible()[device]) return line != visible()[device];
   return false;
 }
 

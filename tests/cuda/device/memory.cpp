@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -19,7 +20,12 @@ constexpr size_t kAligned = 16;  // the widest vector that a thread reads at onc
 constexpr size_t kMargin = 64;
 constexpr size_t kGuard = 16 << 20;  // of addresses; costs no memory
 constexpr unsigned char kPoison = 0xFF;
-constexpr size_t kMemory = size_t(8) << 30;  // bytes of a device
+
+// Of a device.
+size_t memory_bytes() {
+  const char* mib = getenv("STANDIN_MEMORY_MIB");
+  return (mib ? atol(mib) : 8192) * (size_t(1) << 20);
+}
 
 size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -99,7 +105,7 @@ size_t dynamic_size = 0;
 int allocate(void** out, size_t bytes) {
   if (int error = broken()) return error;
   const std::string wanted = std::to_string(bytes) + " bytes were asked for";
-  if (bytes > kMemory || allocated + bytes > kMemory) return fail(kOutOfMemory, wanted);
+  if (bytes > memory_bytes() || allocated + bytes > memory_bytes()) return fail(kOutOfMemory, wanted);
   Guarded memory(bytes);
   if (!memory.ok()) return fail(kOutOfMemory, wanted);
   memory.open();
