@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from lib.machine import targets
 from lib.measure import launcher
 from lib.measure.local_pool import LocalPool
 from lib.measure.runner import MeasureConfig
+from tests.cuda import stand_ins
+from tests.cuda.stand_ins import StandIns
 from tests.helpers import ROOT
 
 QUICK = MeasureConfig(repeats=2, min_repeat_s=0.001, build_timeout_s=10, run_timeout_s=2, builds_ahead=8)
@@ -48,6 +51,27 @@ def fresh_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     while launcher._running:
         launcher._running.pop().bury()
+
+
+@pytest.fixture(scope="session")
+def stand_ins_built(request: pytest.FixtureRequest) -> Path:
+    """What stand-in GPUs are made of; skips where they cannot be."""
+    if reason := stand_ins.why_not():
+        pytest.skip(reason)
+    return stand_ins.build(Path(request.config.cache.mkdir("cuda")))
+
+
+@pytest.fixture(scope="module")
+def gpus(stand_ins_built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIns]:
+    """Two stand-in GPUs, for what is started while they are there; this process itself has none."""
+    found = StandIns(stand_ins_built, tmp_path_factory.mktemp("gpus"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in found.environment().items():
+            patch.setenv(name, value)
+        patch.setattr(launcher, "_running", [])  # what forks workers is started with them
+        yield found
+        while launcher._running:
+            launcher._running.pop().bury()
 
 
 @pytest.fixture(scope="session")

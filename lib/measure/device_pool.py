@@ -105,7 +105,7 @@ class DevicePool:
         if any(task.begun for task in batch.measuring.values()) or not batch.measuring:
             batch.seen = now
         if now - batch.seen > self._config.device_patience_s:
-            raise self._no_device()
+            raise self._processes.no_device()
         if now - batch.looked > _LOOK_S:
             batch.looked, batch.shares_cpu = now, self._fleet.shares_cpu()
             with self._clock.spent("start"):
@@ -289,14 +289,12 @@ class DevicePool:
         """Wait until a device is ours."""
         try:
             driver.send(request)
-            return driver.receive(Begun, self._config.device_patience_s)
+            reply = driver.receive(Begun, self._config.device_patience_s)
         except WorkerTimeout:
-            raise self._no_device() from None
+            raise self._processes.no_device() from None
         except WorkerDied as error:
             return Failed(DeviceFault.LOST, str(error))
-
-    def _no_device(self) -> DeviceError:
-        return DeviceError(f"{self._fleet.missing()}\nWhat was measured is kept; the same command continues.")
+        return self._understood(driver, reply)
 
     def _hear(self, driver: Worker, kind: type[R], timeout_s: float) -> R | Failed:
         """What a driver says; a driver that dies, or is late, says so of its candidate."""
@@ -304,12 +302,19 @@ class DevicePool:
             reply = driver.receive(kind, max(timeout_s, 0.0))
         except WorkerGone as error:
             lost = self._fleet.keeps_limits or error.from_outside
-            return Failed(DeviceFault.LOST if lost else error.status, str(error))
+            reply = Failed(DeviceFault.LOST if lost else error.status, str(error))
+        return self._understood(driver, reply)
+
+    def _understood(self, driver: Worker, reply: R | Failed) -> R | Failed:
+        """The same, when it is known what it says of the device."""
         if isinstance(reply, Failed):
             if reply.status is DeviceFault.UNFIT:
                 raise DeviceError(reply.error)
             if not self._fleet.keeps_limits:
                 driver.kill()  # an illegal access leaves CUDA unusable for the rest of the process
+        if not isinstance(reply, Begun):
+            lost = isinstance(reply, Failed) and reply.status is DeviceFault.LOST
+            self._fleet.report(self._processes.drivers[driver], lost=lost)
         return reply
 
     def _patience_with_device(self, limit_s: float) -> float:

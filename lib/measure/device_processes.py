@@ -35,8 +35,7 @@ class DeviceProcesses:
             if worker not in busy and worker.builds >= self._recycle_after:
                 worker.kill()
         self.compilers = living(self.compilers)
-        # TVM's default compiler of CUDA, NVRTC, needs a package that TVM does not depend on.
-        environment = {"TMPDIR": str(self.scratch()), "TVM_CUDA_COMPILE_MODE": "nvcc"}
+        environment = {"TMPDIR": str(self.scratch())}
         missing = host.physical_cores() - len(self.compilers)
         compiler = partial(Worker, self._target, environment=environment, memory_bytes=self._memory_bytes)
         self.compilers += start_all([compiler] * missing)
@@ -50,7 +49,7 @@ class DeviceProcesses:
         self.drivers = {driver: self.drivers[driver] for driver in living(self.drivers)}
         missing = Counter(self._fleet.slots())
         if not missing:
-            raise DeviceError(self._fleet.missing())
+            raise self.no_device()
         for driver, slot in list(self.drivers.items()):
             if missing[slot]:
                 missing[slot] -= 1
@@ -73,6 +72,10 @@ class DeviceProcesses:
     def _driver(self, slot: Slot) -> Worker:
         environment = {"TMPDIR": str(self.scratch()), **dict(slot.environment)}
         return Worker(self._target, str(slot.devices), module="lib.measure.driver", environment=environment)
+
+    def no_device(self) -> DeviceError:
+        """For who waited in vain."""
+        return DeviceError(f"{self._fleet.missing()}\nWhat was measured is kept; the same command continues.")
 
     def scratch(self) -> Path:
         """A folder for libraries, and for what compilers leave when they are killed."""

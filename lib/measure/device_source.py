@@ -1,5 +1,6 @@
 """Where compiled programs run: a device of this machine, or one behind a TVM RPC tracker. Used in worker processes."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,6 +19,25 @@ from lib.measure.tracker import Tracker
 from lib.rpc_server import CRASHED
 
 _TIMED_OUT = "RPCSessionTimeoutError"  # TVM's servers begin so what they say of a session that was too long
+# What CUDA says where it is the device that failed, not the program on it: a GPU that fell off its bus, say.
+_GPU_LOST = (
+    "CUDA_ERROR_NO_DEVICE",
+    "no CUDA-capable device is detected",
+    "CUDA_ERROR_INVALID_DEVICE",
+    "invalid device ordinal",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "uncorrectable ECC error encountered",
+    "CUDA_ERROR_NOT_INITIALIZED",
+    "initialization error",
+    "CUDA_ERROR_UNKNOWN",
+    "unknown error",
+)
+_NO_RUNTIME = (
+    "TVM cannot use this machine's GPUs: its libtvm_runtime_cuda.so needs libcuda.so.1, which comes with NVIDIA's "
+    "driver, and libcudart.so.13 of CUDA 13. Put their folders into LD_LIBRARY_PATH."
+)
 _LOST = (
     "kShutdown",
     "RPCCode::kReturn",
@@ -81,7 +101,10 @@ class LocalDevice(Device):
 
     @property
     def name(self) -> str:
-        return host.cpu_name() if self._kind == "llvm" else str(self.device.device_name)
+        if self._kind == "llvm":
+            return host.cpu_name()
+        which = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # one of several alike: see `fleet.GpuFleet`
+        return f"{self.device.device_name} {which}".strip()
 
     def load(self, library: Path) -> Any:
         return tvm.runtime.load_module(str(library))
@@ -91,7 +114,13 @@ class LocalDevice(Device):
 
     @contextmanager
     def session(self, limit_s: float) -> Iterator[Device]:
-        """The limit is kept by whoever started this process."""
+        """The limit is kept by whoever started this process.
+
+        Raises:
+            Unfit: TVM was loaded without what it needs for such a device.
+        """
+        if self._kind != "llvm" and not tvm.runtime.enabled(self._kind):
+            raise Unfit(_NO_RUNTIME)
         self._on_grant()
         yield self
 
@@ -151,6 +180,8 @@ def explain(error: Exception) -> Failed | None:
         said = next((line[line.index(sign) :].strip() for line in text.splitlines() if sign in line), "")
         if said:
             return Failed(DeviceFault.LOST if "SIGKILL" in said else status, said)  # SIGKILL comes from outside
+    if sign := next((sign for sign in _GPU_LOST if sign in text), ""):
+        return Failed(DeviceFault.LOST, f"the GPU failed: {sign}")
     if any(sign in text for sign in _LOST):
         return Failed(DeviceFault.LOST, f"the connection to the device broke: {text.strip().splitlines()[-1]}")
     return None

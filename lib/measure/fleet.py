@@ -1,8 +1,10 @@
 """Devices that compiled files can be sent to: which there are now, and how one of them is used."""
 
+import os
+import shutil
 import socket
+from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol
 
 import psutil
@@ -13,6 +15,8 @@ from lib.measure.devices import Local, Rpc
 from lib.measure.tracker import Tracker
 
 _MOST = 64  # devices of one key that are used
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_LOSSES = 3  # of a GPU one after the other, before it is left alone: it would fail all that it is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,10 @@ class Fleet(Protocol):
 
     def shares_cpu(self) -> bool:
         """Whether compiling here would disturb the measuring."""
+        ...
+
+    def report(self, slot: Slot, *, lost: bool) -> None:
+        """Tell what became of a device that was used: it did what it should, or was lost under its candidate."""
         ...
 
 
@@ -84,6 +92,9 @@ class RpcFleet:
         """Servers on this host, whose CPU is measured; or behind a tunnel, which looks like it."""
         return self.target.kind == "llvm" and any(name in _own_addresses() for name, _ in self._servers())
 
+    def report(self, slot: Slot, *, lost: bool) -> None:
+        """The tracker knows which are left."""
+
     def _servers(self) -> list[tuple[str, int]]:
         try:
             return self.tracker.servers(self.key)
@@ -91,30 +102,51 @@ class RpcFleet:
             return []
 
 
-@dataclass(frozen=True, slots=True)
 class GpuFleet:
-    """The GPUs of this machine, one process each."""
+    """The GPUs of this machine, one process each.
+
+    Which there are is asked at first, and when one was lost: a pool looks every few seconds, and GPUs do not come.
+    """
 
     keeps_limits = False
+
+    def __init__(self) -> None:
+        self._names: list[str] | None = None
+        self._losses: Counter[str] = Counter()  # one after the other
 
     @property
     def kind(self) -> str:
         return ", ".join(sorted({name for [name] in host.gpu_facts("name")})) or "no GPU"
 
     def slots(self) -> list[Slot]:
-        return [Slot(Local(), (("CUDA_VISIBLE_DEVICES", name),)) for name in _gpus()]
+        if self._names is None:
+            self._names = host.gpus()
+        names = [name for name in self._names if self._losses[name] < _LOSSES]
+        return [Slot(Local(), ((_VISIBLE, name),)) for name in names] if _compiles() else []
 
     def missing(self) -> str:
-        return "No GPU is there: `nvidia-smi -L` lists none. Measure elsewhere: --devices rpc://HOST:PORT/KEY."
+        elsewhere = "Measure elsewhere: --devices rpc://HOST:PORT/KEY."
+        if broken := [name for name in self._names or [] if self._losses[name] >= _LOSSES]:
+            return (
+                f"Each GPU that is left was lost {_LOSSES} times one after the other: {', '.join(broken)}. {elsewhere}"
+            )
+        if self._names and not _compiles():
+            return f"There is a GPU, but no nvcc on PATH that compiles for it: install CUDA's toolkit. {elsewhere}"
+        return f"No GPU is there: `nvidia-smi -L` lists none. {elsewhere}"
 
     def shares_cpu(self) -> bool:
         return False
 
+    def report(self, slot: Slot, *, lost: bool) -> None:
+        name = dict(slot.environment)[_VISIBLE]
+        self._losses[name] = self._losses[name] + 1 if lost else 0
+        if lost:  # where nvidia-smi fails for one that fell off its bus, the others are still there
+            self._names = host.gpus() or [other for other in self._names or [] if other != name]
 
-@cache
-def _gpus() -> list[str]:
-    """Asked once: a pool looks at its fleet every few seconds, and GPUs do not come and go."""
-    return host.gpus()
+
+def _compiles() -> bool:
+    """Whether candidates can be compiled; see `process.Worker` for the compiler."""
+    return os.environ.get("TVM_CUDA_COMPILE_MODE", "nvcc") != "nvcc" or shutil.which("nvcc") is not None
 
 
 def _own_addresses() -> set[str]:

@@ -69,6 +69,8 @@ class Worker:
         self._output = tempfile.TemporaryFile()  # what LLVM or a crashing kernel prints  # noqa: SIM115
         # Else TVM uses half the cores: what is measured would not be what is deployed.
         environment = {**(environment or {}), "TVM_NUM_THREADS": str(target.threads)}
+        if target.kind == "cuda":  # TVM's default compiler, NVRTC, needs a package that TVM does not depend on
+            environment["TVM_CUDA_COMPILE_MODE"] = os.environ.get("TVM_CUDA_COMPILE_MODE", "nvcc")
         try:
             self._process = launcher.start(
                 module, target.text, *arguments, connection=theirs, output=self._output, environment=environment,

@@ -27,8 +27,9 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 def report(run: RunRows) -> str:
     """All of a run."""
+    threads = "" if run.facts["target"].get("kind") == "cuda" else f", {run.facts['threads']} threads"
     parts = [
-        f"{run.title}\n{_cost(run)}; {run.facts['device']}, {run.facts['threads']} threads",
+        f"{run.title}\n{_cost(run)}; {run.facts['device']}{threads}",
         subgraph_table(run.subgraphs),
         model_lines(run),
         f"{accuracy_table(run.accuracies)}\n{learned(run)}",

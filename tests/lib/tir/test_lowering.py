@@ -1,4 +1,4 @@
-"""CUDA without a GPU: programs are searched, compiled and exported; running them is for `tests/gpu`."""
+"""How programs are lowered; those for GPUs are compiled here without one, and run in `tests/cuda`."""
 
 import shutil
 

@@ -151,6 +151,7 @@ def test_without_a_gpu_there_is_a_reason_not_to_train_on_one():
     assert cost_model.without_cuda() in ("nvidia-smi lists no GPU", f"XGBoost {xgb.__version__} was built without CUDA")
 
 
+@pytest.mark.gpu  # XGBoost's kernels are compiled for real ones
 @pytest.mark.skipif(bool(cost_model.without_cuda()), reason="needs a GPU")
 def test_a_gpu_trains_models_as_accurate(measured):
     _, samples = measured

@@ -1,0 +1,1 @@
+// TVM's kernels include it and need nothing of it.
