@@ -10,7 +10,8 @@ the card says of both what they were trained on. What the card says of a model w
 model of the pools in turn, all its subgraphs are kept from training, and those that no other model has are foretold.
 `regrets` has, for n = 1, 2, ... 10, how much slower the fastest of the first n of a subgraph's recorded programs, in
 the order in which they were foretold, is than the fastest of all of them; the geometric mean over subgraphs. Programs
-of a pool are in part those that an earlier model liked.
+of a pool are in part those that an earlier model liked; those of MetaSchedule's space are left out where a subgraph has
+a space of this project by now.
 """
 
 import argparse
@@ -22,10 +23,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from deep import moments
 
 from lib.contracts import tables
 from lib.contracts.schemas import CANDIDATES, FEATURE_VERSION, MEASUREMENTS, MODELS, SUBGRAPHS
+from lib.machine import targets
+from lib.search.evolution import METASCHEDULE
+from lib.search.spaces.table import fitting
+from lib.tir.workload import load_workload
 from lib.tuning.base import CARD
 from lib.tuning.cost_model import LOOKS, FamilyModel, Samples, TrainConfig, accuracy, regrets, train
 from lib.tuning.history import latencies_s, matrix
@@ -66,6 +72,7 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
     candidates = tables.read(folder / "candidates.parquet", CANDIDATES)
     described = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).select(["subgraph_id", "core_operator"])
     operator = dict(described.to_pandas().to_numpy())
+    candidates = _of_spaces_of_now(candidates, folder)
     place = {key: n for n, key in enumerate(candidates["candidate_id"].to_pylist())}
     paths = [folder / f"{name}.parquet" for name in ("measurements", "again")]
     found = pa.concat_tables([tables.read(path, MEASUREMENTS) for path in paths if path.exists()])
@@ -77,6 +84,18 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
     rows["operator"] = rows["subgraph_id"].map(operator)
     chosen = [place[key] for key in rows["candidate_id"]]
     return rows, matrix(candidates["features"])[chosen]
+
+
+def _of_spaces_of_now(candidates: pa.Table, folder: Path) -> pa.Table:
+    """Candidates but for those of MetaSchedule's space of subgraphs that have a space of this project by now."""
+    [text] = {row["target"] for row in _conditions(folder)}
+    target, is_stock = targets.cpu_target(text).tvm(), pc.equal(candidates["space"], METASCHEDULE)
+    ids = set(candidates.filter(is_stock)["subgraph_id"].to_pylist())
+    rows = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).select(["subgraph_id", "workload"]).to_pylist()
+    moved = [row["subgraph_id"] for row in rows
+             if row["subgraph_id"] in ids and fitting(load_workload(row["workload"]), target)]  # fmt: skip
+    has_moved = pc.is_in(candidates["subgraph_id"], pa.array(moved, pa.string()))
+    return candidates.filter(pc.invert(pc.and_(is_stock, has_moved)))
 
 
 def _is_quiet(moments: np.ndarray, folder: Path) -> np.ndarray:
