@@ -87,7 +87,7 @@ def window_roles(block: SBlock) -> Roles | None:
 
 
 def row_extents(block: SBlock) -> tuple[int, ...] | None:
-    """The extents of a reduction (sum, maximum or minimum) in float32 or int32 over the last axis of what it reads: those
+    """The extents of a reduction (sum, maximum, minimum) in float32 or int32 over the last axis of what it reads: those
     of its spatial axes, then that of the reduction. None if it is another block, or a contraction."""
     *spatial, last = block.iter_vars
     store = analysis.stored(block)
