@@ -1,11 +1,11 @@
 """Train the base models of a class of targets from recorded pools, and write their card.
 
     python benchmarks/pool/train_base.py --pools FOLDER ... --out lib/tuning/base_models/avx512 [--without MODEL ...]
-        [--beside FOLDER ...] [--disturbed] [--add]
+        [--beside FOLDER ...] [--disturbed] [--operators OPERATOR ... --add]
 
 Pools of another class of targets may be trained on beside the class's own: features say how many lanes a machine has.
 Trained on is what was measured while the anchor was about as fast as ever, or with `--disturbed` all; foretold is only
-the former, and only of the class's own pools. With `--add`, models of operators that the pools do not have stay, and
+the former, and only of the class's own pools. With `--add`, models of other operators than are trained stay, and
 the card says of both what they were trained on. What the card says of a model was found by leaving models out: for each
 model of the pools in turn, all its subgraphs are kept from training, and those that no other model has are foretold.
 `regrets` has, for n = 1, 2, ... 10, how much slower the fastest of the first n of a subgraph's recorded programs, in
@@ -38,6 +38,7 @@ from lib.tuning.history import latencies_s, matrix
 
 _LEAST_SUBGRAPHS = 4  # that an operator must have
 _LEAST_PROGRAMS = 5  # of a group, to be foretold
+_LEAST_FORETOLD = 2  # groups: one says nothing of how many programs are enough
 _QUIET = 1.25  # times what the fastest fifth of an anchor's measurements take at most
 CONFIG = TrainConfig(num_boost_round=150, max_depth=5, learning_rate=0.05, colsample=0.3)
 
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--beside", nargs="*", type=Path, default=[], help="pools of another class, trained on too")
     parser.add_argument("--without", nargs="*", default=[], help="models whose subgraphs are not trained on")
+    parser.add_argument("--operators", nargs="*", default=[], help="models of these alone; default: of all")
     parser.add_argument("--add", action="store_true", help="to the models that are there, of other operators")
     parser.add_argument("--disturbed", action="store_true", help="train on what was measured in disturbed moments, too")
     given = parser.parse_args()
@@ -161,12 +163,12 @@ def main() -> None:
     kept = set().union(*(found for name, found in pool.models.items() if name not in given.without)) - left_out
     given.out.mkdir(parents=True, exist_ok=True)
     operators = {}
-    for operator in np.unique(pool.operators):
+    for operator in given.operators or np.unique(pool.operators):
         chosen = usable & (pool.operators == operator) & np.isin(pool.subgraphs, sorted(kept))
         if len(np.unique(pool.subgraphs[chosen])) < _LEAST_SUBGRAPHS or not np.isfinite(pool.latencies[chosen]).any():
             continue
         told = foretold(pool, usable, operator, given.without)
-        if told.empty:
+        if len(told) < _LEAST_FORETOLD:
             continue
         of_unseen = [float(np.exp(np.log(told[f"regret {n}"]).mean()) - 1) for n in range(1, LOOKS + 1)]
         model: FamilyModel = train(pool.samples(chosen), CONFIG, seed=0)
@@ -186,12 +188,16 @@ def main() -> None:
         "training": {key: getattr(CONFIG, key) for key in ("num_boost_round", "max_depth", "learning_rate")},
     }  # fmt: skip
     if given.add:
-        card = _added(json.loads((given.out / CARD).read_text(encoding="utf-8")), card)
+        card = _added(json.loads((given.out / CARD).read_text(encoding="utf-8")), card, given.operators)
+        for path in given.out.glob("*.ubj"):
+            if path.name not in {facts["file"] for facts in card["operators"].values()}:
+                path.unlink()
     (given.out / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
-def _added(before: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
-    """The card of before, with the operators of another one, and what those were trained on.
+def _added(before: dict[str, Any], card: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
+    """The card of before, with the operators of another one, and what those were trained on; without those that were
+    wanted anew, and have too few programs.
 
     Raises:
         SystemExit: The models of before are of other features, or programs were lowered in another way.
@@ -202,7 +208,8 @@ def _added(before: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
     told = {key: card[key] for key in ("made", "models", "left out", "programs")}
     told["operators"] = sorted(card["operators"])
     added = [each for each in before.get("added", []) if not set(each["operators"]) & set(card["operators"])]
-    return {**before, "operators": {**before["operators"], **card["operators"]}, "added": [*added, told]}
+    kept = {operator: facts for operator, facts in before["operators"].items() if operator not in wanted}
+    return {**before, "operators": {**kept, **card["operators"]}, "added": [*added, told]}
 
 
 if __name__ == "__main__":
