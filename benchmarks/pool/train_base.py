@@ -1,16 +1,17 @@
 """Train the base models of a class of targets from recorded pools, and write their card.
 
     python benchmarks/pool/train_base.py --pools FOLDER ... --out lib/tuning/base_models/avx512 [--without MODEL ...]
-        [--beside FOLDER ...] [--disturbed] [--add]
+        [--beside FOLDER ...] [--disturbed] [--operators OPERATOR ... --add]
 
 Pools of another class of targets may be trained on beside the class's own: features say how many lanes a machine has.
 Trained on is what was measured while the anchor was about as fast as ever, or with `--disturbed` all; foretold is only
-the former, and only of the class's own pools. With `--add`, models of operators that the pools do not have stay, and
+the former, and only of the class's own pools. With `--add`, models of other operators than are trained stay, and
 the card says of both what they were trained on. What the card says of a model was found by leaving models out: for each
 model of the pools in turn, all its subgraphs are kept from training, and those that no other model has are foretold.
 `regrets` has, for n = 1, 2, ... 10, how much slower the fastest of the first n of a subgraph's recorded programs, in
 the order in which they were foretold, is than the fastest of all of them; the geometric mean over subgraphs. Programs
-of a pool are in part those that an earlier model liked.
+of a pool are in part those that an earlier model liked; those of MetaSchedule's space are left out where a subgraph has
+a space of this project by now.
 """
 
 import argparse
@@ -22,16 +23,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from deep import moments
 
 from lib.contracts import tables
 from lib.contracts.schemas import CANDIDATES, FEATURE_VERSION, MEASUREMENTS, MODELS, SUBGRAPHS
+from lib.machine import targets
+from lib.search.evolution import METASCHEDULE
+from lib.search.spaces.table import fitting
+from lib.tir.workload import load_workload
 from lib.tuning.base import CARD
 from lib.tuning.cost_model import LOOKS, FamilyModel, Samples, TrainConfig, accuracy, regrets, train
 from lib.tuning.history import latencies_s, matrix
 
 _LEAST_SUBGRAPHS = 4  # that an operator must have
 _LEAST_PROGRAMS = 5  # of a group, to be foretold
+_LEAST_FORETOLD = 2  # groups: one says nothing of how many programs are enough
 _QUIET = 1.25  # times what the fastest fifth of an anchor's measurements take at most
 CONFIG = TrainConfig(num_boost_round=150, max_depth=5, learning_rate=0.05, colsample=0.3)
 
@@ -66,6 +73,7 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
     candidates = tables.read(folder / "candidates.parquet", CANDIDATES)
     described = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).select(["subgraph_id", "core_operator"])
     operator = dict(described.to_pandas().to_numpy())
+    candidates = _of_spaces_of_now(candidates, folder)
     place = {key: n for n, key in enumerate(candidates["candidate_id"].to_pylist())}
     paths = [folder / f"{name}.parquet" for name in ("measurements", "again")]
     found = pa.concat_tables([tables.read(path, MEASUREMENTS) for path in paths if path.exists()])
@@ -77,6 +85,18 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
     rows["operator"] = rows["subgraph_id"].map(operator)
     chosen = [place[key] for key in rows["candidate_id"]]
     return rows, matrix(candidates["features"])[chosen]
+
+
+def _of_spaces_of_now(candidates: pa.Table, folder: Path) -> pa.Table:
+    """Candidates but for those of MetaSchedule's space of subgraphs that have a space of this project by now."""
+    [text] = {row["target"] for row in _conditions(folder)}
+    target, is_stock = targets.cpu_target(text).tvm(), pc.equal(candidates["space"], METASCHEDULE)
+    ids = set(candidates.filter(is_stock)["subgraph_id"].to_pylist())
+    rows = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).select(["subgraph_id", "workload"]).to_pylist()
+    moved = [row["subgraph_id"] for row in rows
+             if row["subgraph_id"] in ids and fitting(load_workload(row["workload"]), target)]  # fmt: skip
+    has_moved = pc.is_in(candidates["subgraph_id"], pa.array(moved, pa.string()))
+    return candidates.filter(pc.invert(pc.and_(is_stock, has_moved)))
 
 
 def _is_quiet(moments: np.ndarray, folder: Path) -> np.ndarray:
@@ -133,6 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--beside", nargs="*", type=Path, default=[], help="pools of another class, trained on too")
     parser.add_argument("--without", nargs="*", default=[], help="models whose subgraphs are not trained on")
+    parser.add_argument("--operators", nargs="*", default=[], help="models of these alone; default: of all")
     parser.add_argument("--add", action="store_true", help="to the models that are there, of other operators")
     parser.add_argument("--disturbed", action="store_true", help="train on what was measured in disturbed moments, too")
     given = parser.parse_args()
@@ -142,12 +163,12 @@ def main() -> None:
     kept = set().union(*(found for name, found in pool.models.items() if name not in given.without)) - left_out
     given.out.mkdir(parents=True, exist_ok=True)
     operators = {}
-    for operator in np.unique(pool.operators):
+    for operator in given.operators or np.unique(pool.operators):
         chosen = usable & (pool.operators == operator) & np.isin(pool.subgraphs, sorted(kept))
         if len(np.unique(pool.subgraphs[chosen])) < _LEAST_SUBGRAPHS or not np.isfinite(pool.latencies[chosen]).any():
             continue
         told = foretold(pool, usable, operator, given.without)
-        if told.empty:
+        if len(told) < _LEAST_FORETOLD:
             continue
         of_unseen = [float(np.exp(np.log(told[f"regret {n}"]).mean()) - 1) for n in range(1, LOOKS + 1)]
         model: FamilyModel = train(pool.samples(chosen), CONFIG, seed=0)
@@ -167,12 +188,16 @@ def main() -> None:
         "training": {key: getattr(CONFIG, key) for key in ("num_boost_round", "max_depth", "learning_rate")},
     }  # fmt: skip
     if given.add:
-        card = _added(json.loads((given.out / CARD).read_text(encoding="utf-8")), card)
+        card = _added(json.loads((given.out / CARD).read_text(encoding="utf-8")), card, given.operators)
+        for path in given.out.glob("*.ubj"):
+            if path.name not in {facts["file"] for facts in card["operators"].values()}:
+                path.unlink()
     (given.out / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
-def _added(before: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
-    """The card of before, with the operators of another one, and what those were trained on.
+def _added(before: dict[str, Any], card: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
+    """The card of before, with the operators of another one, and what those were trained on; without those that were
+    wanted anew, and have too few programs.
 
     Raises:
         SystemExit: The models of before are of other features, or programs were lowered in another way.
@@ -183,7 +208,8 @@ def _added(before: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
     told = {key: card[key] for key in ("made", "models", "left out", "programs")}
     told["operators"] = sorted(card["operators"])
     added = [each for each in before.get("added", []) if not set(each["operators"]) & set(card["operators"])]
-    return {**before, "operators": {**before["operators"], **card["operators"]}, "added": [*added, told]}
+    kept = {operator: facts for operator, facts in before["operators"].items() if operator not in wanted}
+    return {**before, "operators": {**kept, **card["operators"]}, "added": [*added, told]}
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 as fast for a part of the first pass."""
 
 import json
+import shutil
 from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import tvm
 
 from lib.contracts import tables
 from lib.contracts.conditions import Conditions
@@ -18,6 +20,7 @@ from lib.search.candidates import table
 from lib.search.evolution import Proposal
 from lib.search.recorded import Recorded
 from lib.tuning.planning import PlanConfig
+from tests.helpers import gather, matmul
 
 PROGRAMS = 40
 SLOW = range(10, 20)  # programs of the first pass, measured while the machine was half as fast
@@ -201,3 +204,37 @@ def test_a_pool_of_runs_has_the_operators_that_were_asked_for_and_counts_as_quie
     assert len(pool.latencies) == 2 * PROGRAMS
     assert pool.is_quiet.all()
     assert pool.models == {"m": {"c", "d"}}
+
+
+def test_programs_of_metaschedules_space_are_left_out_where_a_subgraph_has_a_space_of_its_own_by_now(folder, tmp_path):
+    from train_base import _of_spaces_of_now
+
+    shutil.copytree(folder, tmp_path / "pool")
+    rows = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).to_pylist()
+    own, stock = tvm.ir.save_json(matmul()), tvm.ir.save_json(gather(width=3))
+    texts = {"a": own, "b": own, "c": stock, "d": stock}
+    described = pa.Table.from_pylist([{**row, "workload": texts[row["subgraph_id"]]} for row in rows], schema=SUBGRAPHS)
+    tables.write(described, tmp_path / "pool" / "subgraphs.parquet", SUBGRAPHS, Provenance())
+    candidates = tables.read(folder / "candidates.parquet", CANDIDATES)
+    spaces = ["rows" if key == "b" else "metaschedule" for key in candidates["subgraph_id"].to_pylist()]
+    place = candidates.column_names.index("space")
+    candidates = candidates.set_column(place, CANDIDATES.field("space"), pa.array(spaces))
+
+    kept = _of_spaces_of_now(candidates, tmp_path / "pool")
+
+    assert set(kept["subgraph_id"].to_pylist()) == {"b", "c", "d"}
+
+
+def test_models_that_are_added_replace_those_of_their_operators_and_leave_the_others():
+    from train_base import _added
+
+    same = {"features": "f", "lowering": ["l"], "training": {}}
+    before = {**same, "operators": {"matmul": 1, "reduce": 1, "softmax": 1}}
+    card = {**same, "operators": {"reduce": 2}, "made": "now", "models": [], "left out": [], "programs": {}}
+
+    added = _added(before, card, ["reduce", "softmax"])  # of the latter there was not enough
+
+    assert added["operators"] == {"matmul": 1, "reduce": 2}
+    assert [each["operators"] for each in added["added"]] == [["reduce"]]
+    with pytest.raises(SystemExit, match="have lowering"):
+        _added({**before, "lowering": []}, card, ["reduce"])

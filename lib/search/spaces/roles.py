@@ -87,14 +87,14 @@ def window_roles(block: SBlock) -> Roles | None:
 
 
 def row_extents(block: SBlock) -> tuple[int, ...] | None:
-    """The extents of a reduction (sum, maximum or minimum) in float32 over the last axis of what it reads: those of its
-    spatial axes, then that of the reduction. None if it is another block, or a contraction."""
+    """The extents of a reduction (sum, maximum, minimum) in float32 or int32 over the last axis of what it reads: those
+    of its spatial axes, then that of the reduction. None if it is another block, or a contraction."""
     *spatial, last = block.iter_vars
     store = analysis.stored(block)
     if (
         block.init is None
         or len(analysis.walk(block.body, tirx.BufferStore)) > 1
-        or str(store.buffer.dtype) != "float32"
+        or str(store.buffer.dtype) not in _SUMS
     ):
         return None
     if int(last.iter_type) != analysis.REDUCTION or any(int(axis.iter_type) != analysis.SPATIAL for axis in spatial):

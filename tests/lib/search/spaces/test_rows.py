@@ -70,6 +70,21 @@ def test_every_program_computes_what_it_should(cpu, make, shape):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_sums_of_bytes_over_rows_are_exact(cpu):
+    x = te.placeholder((2, 3, 49, 32), "uint8", name="x")
+    axis = te.reduce_axis((0, 32), "axis")
+    total = te.compute((2, 3, 49), lambda *at: te.sum(x[(*at, axis)].astype("int32"), axis), name="total")
+    workload = as_workload(te.create_prim_func([x, total]))
+    given = np.random.default_rng(0).integers(0, 256, (2, 3, 49, 32)).astype(np.uint8)
+
+    schedules = sampled(workload, cpu)
+
+    assert rows.fits(workload, cpu.tvm())
+    for schedule in schedules:
+        found = run_on(schedule.mod, cpu.tvm(), [given], np.zeros((2, 3, 49), np.int32))
+        np.testing.assert_array_equal(found, given.sum(-1, dtype=np.int32))
+
+
 def over_lines():
     x = te.placeholder((N, WIDTH), name="x")
     axis = te.reduce_axis((0, N), "axis")
