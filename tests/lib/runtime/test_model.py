@@ -260,6 +260,15 @@ def test_an_error_reaches_the_caller_and_the_session_goes_on(model):
     assert relative_error(model(values()), *expected(values())) < 1e-5
 
 
+@needs_affinity
+def test_a_session_whose_cores_went_away_says_so_at_each_call():
+    driver = sessions.Driver(1, [100_000])
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="Invalid argument"):
+            driver.run(lambda: 1)
+
+
 def test_the_thread_of_a_session_that_nobody_has_ends(model):
     known = native_ids()
     session = model.session()
