@@ -120,7 +120,8 @@ def table(rows: pd.DataFrame) -> str:
     lines = ["| model | what | sessions | side | median | least | most | unit |", "|---|---|---|---|---|---|---|---|"]
     for (model, what, sessions, side), values in rows.groupby(["model", "what", "sessions", "side"], sort=False):
         scale, unit = (1e3, "ms") if values["unit"].iloc[0] == "s" else (1.0, values["unit"].iloc[0])
-        numbers = " | ".join(f"{scale * number:.3g}" for number in values["value"].agg(["median", "min", "max"]))
+        found = scale * values["value"].agg(["median", "min", "max"])
+        numbers = " | ".join(f"{number:.3g}" if number < 1000 else f"{number:,.0f}" for number in found)
         lines.append(f"| {model} | {what} | {sessions} | {side} | {numbers} | {unit} |")
     first = rows.iloc[0]
     lines.append(f"\n{first['cpu']}, {first['threads']} cores, {rows['turn'].nunique()} turns; {first['version']}; "
