@@ -7,8 +7,8 @@
 Beside ONNX Runtime and OpenVINO on the same file. Each measurement is a process of its own, one at a time, all kinds in
 turn; the files are in the page cache. Throughput: 1, 2 and 4 sessions with a caller each, on all cores together;
 threads of a session are the cores divided by the sessions, at least one. Start: from the beginning of the process to
-the first result, Python's own start and imports included. `program` is the C++ example; 100 bundles are copies of one,
-with libraries of their own.
+the first result, Python's own start and imports included. `program` is the C++ example; the many bundles are copies of
+one, with libraries of their own. A side that is not installed is left out.
 """
 
 import argparse
@@ -20,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,15 @@ Row = dict[str, Any]
 SIDES = {"runtime": "ours", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 STARTS = {"program": "ours, C++", "runtime": "ours, Python", "onnxruntime": "ONNX Runtime, Python",
           "openvino": "OpenVINO, Python", "openvino_cached": "OpenVINO, Python, from its cache"}  # fmt: skip
+PARTS = {"load_s": ("of that, until it is loaded", "s"), "session_kib": ("memory of a further session", "KiB"),
+         "used_session_kib": ("memory of one that has computed", "KiB")}  # fmt: skip
 SESSIONS = (1, 2, 4)
-_COPIES = 100
 
 
 class Work:
     """What the processes are given."""
 
-    def __init__(self, folder: Path, bundle: Path, onnx: Path, program: Path) -> None:
+    def __init__(self, folder: Path, bundle: Path, onnx: Path, program: Path, copies: int) -> None:
         self.folder, self.program, self.bundle = folder, program, bundle
         self.onnx = Path(shutil.copyfile(onnx, folder / "model.onnx"))  # OpenVINO's cache goes beside it
         self.inputs = folder / "inputs.npz"
@@ -51,7 +54,7 @@ class Work:
             raise SystemExit("the bundle has no reference to take inputs from")
         arrays = Mapped(reference).arrays()
         np.savez(self.inputs, *(array for name, array in arrays.items() if name.startswith("input")))
-        self.copies = [self._copy(n) for n in range(_COPIES)]
+        self.copies = [self._copy(n) for n in range(copies)]
 
     def _copy(self, number: int) -> Path:
         """A library of its own; weights are the same file by another name."""
@@ -65,8 +68,8 @@ class Work:
                 shutil.copyfile(path, folder / path.name)
         return folder
 
-    def run(self, kind: str, threads: int, *options: object) -> tuple[float, Row]:
-        """Start a process; seconds until its first line, and what its lines say."""
+    def run(self, kind: str, threads: int, *options: object) -> tuple[float, Row] | None:
+        """Start a process; seconds until its first line, and what its lines say; none if it fails, which says why."""
         if kind == "program":
             command: list[str] = [str(self.program), "--times", str(self.bundle), *map(str, options)]
         else:
@@ -82,44 +85,44 @@ class Work:
             seconds = time.perf_counter() - started
             rest = process.stdout.read()
         if process.returncode:
-            raise SystemExit(f"{kind} failed: {' '.join(command)}")
+            return None
         return seconds, {**json.loads(first), **json.loads(rest)}
 
 
+def _row(turn: int, what: str, side: str, sessions: int, value: float, unit: str) -> Row:
+    return {"turn": turn, "what": what, "side": side, "sessions": sessions, "value": value, "unit": unit}
+
+
 def measure(work: Work, cores: int, turns: int, warm_s: float, seconds: float) -> Iterator[Row]:
-    """Rows: what, side, sessions, value, unit."""
+    """Rows: turn, what, side, sessions, value, unit."""
+
     for turn in range(turns):
+        row = partial(_row, turn)
         for kind, side in STARTS.items():
-            found_s, found = work.run(kind, cores)
-            yield {"turn": turn, "what": "first result", "side": side, "sessions": 1, "value": found_s, "unit": "s"}
-            if kind == "program":
-                for name, unit in (
-                    ("load_s", "s"),
-                    ("first_s", "s"),
-                    ("session_kib", "KiB"),
-                    ("used_session_kib", "KiB"),
-                ):
-                    yield {"turn": turn, "what": name, "side": side, "sessions": 1, "value": found[name], "unit": unit}
+            if run := work.run(kind, cores):
+                yield row("first result", side, 1, run[0], "s")
+                yield from (
+                    row(what, side, 1, run[1][name], unit) for name, (what, unit) in PARTS.items() if name in run[1]
+                )
         for sessions in SESSIONS:
+            options = ("--sessions", sessions, "--warm-s", warm_s, "--seconds", seconds)
             for kind, side in SIDES.items():
-                options = ("--sessions", sessions, "--warm-s", warm_s, "--seconds", seconds)
-                _, found = work.run(kind, max(1, cores // sessions), *options)
-                yield {"turn": turn, "what": "throughput", "side": side, "sessions": sessions,
-                       "value": found["inferences_per_s"], "unit": "1/s"}  # fmt: skip
+                if run := work.run(kind, max(1, cores // sessions), *options):
+                    yield row("inferences", side, sessions, run[1]["inferences_per_s"], "1/s")
         for kind in ("program", "runtime"):
             others = work.copies if kind == "program" else ["--others", *work.copies]
-            _, found = work.run(kind, cores, *others)
-            yield {"turn": turn, "what": f"{_COPIES} bundles", "side": STARTS[kind], "sessions": _COPIES,
-                   "value": found["others_s"], "unit": "s"}  # fmt: skip
+            if run := work.run(kind, cores, *others):
+                yield row(f"{len(work.copies)} bundles loaded", STARTS[kind], 1, run[1]["others_s"], "s")
 
 
 def table(rows: pd.DataFrame) -> str:
     """Medians with the least and the most of all turns, in Markdown."""
-    lines = ["| what | side | sessions | median | least | most | unit |", "|---|---|---|---|---|---|---|"]
-    for (what, side, sessions), values in rows.groupby(["what", "side", "sessions"], sort=False):
+    lines = ["| model | what | sessions | side | median | least | most | unit |", "|---|---|---|---|---|---|---|---|"]
+    for (model, what, sessions, side), values in rows.groupby(["model", "what", "sessions", "side"], sort=False):
         scale, unit = (1e3, "ms") if values["unit"].iloc[0] == "s" else (1.0, values["unit"].iloc[0])
-        numbers = " | ".join(f"{scale * number:.4g}" for number in values["value"].agg(["median", "min", "max"]))
-        lines.append(f"| {what} | {side} | {sessions} | {numbers} | {unit} |")
+        found = scale * values["value"].agg(["median", "min", "max"])
+        numbers = " | ".join(f"{number:.3g}" if number < 1000 else f"{number:,.0f}" for number in found)
+        lines.append(f"| {model} | {what} | {sessions} | {side} | {numbers} | {unit} |")
     first = rows.iloc[0]
     lines.append(f"\n{first['cpu']}, {first['threads']} cores, {rows['turn'].nunique()} turns; {first['version']}; "
                  f"revision {first['revision']}, {first['date']}")  # fmt: skip
@@ -127,9 +130,8 @@ def table(rows: pd.DataFrame) -> str:
 
 
 def _versions() -> str:
-    from importlib.metadata import version
-
-    return ", ".join(f"{name} {version(name)}" for name in ("apache-tvm", "onnxruntime", "openvino"))
+    there = {str(found.metadata["Name"]) for found in distributions()}
+    return ", ".join(f"{name} {version(name)}" for name in ("apache-tvm", "onnxruntime", "openvino") if name in there)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,14 +143,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--warm-s", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--table", type=Path)
+    parser.add_argument("--copies", type=int, default=100)
+    parser.add_argument("--table", type=Path, help="such a file, or a folder of them")
     options = parser.parse_args(arguments)
     if options.table:
         print(table(pd.read_parquet(options.table)))
         return
     cores = host.physical_cores()
     with tempfile.TemporaryDirectory() as folder:
-        work = Work(Path(folder), options.bundle, options.onnx, options.program)
+        work = Work(Path(folder), options.bundle, options.onnx, options.program, options.copies)
         found = pd.DataFrame(measure(work, cores, options.turns, options.warm_s, options.seconds))
     found = found.assign(model=options.onnx.stem, version=_versions(), **provenance.columns(cores))
     found.to_parquet(options.out)

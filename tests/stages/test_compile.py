@@ -20,6 +20,7 @@ from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
 from lib.measure.onnx_peer import OnnxFile
 from lib.models.source import Source
+from lib.tir import cpu_check
 from lib.tir.numerics import random_values, relative_error
 from stages import cluster, compile, extract, generate, measure, train
 from stages.compile import CompileConfig
@@ -155,6 +156,28 @@ def test_a_library_of_the_same_candidates_is_not_made_again(started, cpu, pool, 
         compile_again("fourth", replace(QUICK, tolerance=1e-2))
 
 
+def test_a_library_of_before_there_were_bundles_is_made_again(started, cpu, pool, tmp_path):
+    out = CompiledFiles(tmp_path / "compiled")
+
+    def compile_again():
+        compile.run(
+            started.model, started.families, started.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE, out=out
+        )  # fmt: skip
+        return manifest.read(out.manifest)
+
+    facts = compile_again()
+    old = out.params.rename(out.folder / "params.npz")
+    kept = {name: value for name, value in facts.items() if name not in ("files", "inputs", "format")}
+    manifest.write(out.manifest, PROVENANCE.inputs, {**kept, "params": "params.npz"}, [out.library, old, out.results])
+
+    again = compile_again()
+
+    assert (again["shipped"], again["format"], again["params"]) == ("tuned", bundle.FORMAT, "weights.safetensors")
+    assert not old.exists()
+    assert manifest.damaged_files(out.manifest) == []
+    assert bundle.main(["check", str(out.folder)]) == 0
+
+
 def test_the_manifest_says_what_was_verified_and_how_fast_it_is(compiled, cpu):
     manifest = json.loads(compiled.manifest.read_text())
 
@@ -163,6 +186,10 @@ def test_the_manifest_says_what_was_verified_and_how_fast_it_is(compiled, cpu):
     assert manifest["model_inputs"] == [
         {"name": "x", "shape": [1, 32, 32, 3], "dtype": "float32", "values": "real", "bound": 0}
     ]
+    assert manifest["model_outputs"] == [{"name": "output0", "shape": [1, 10], "dtype": "float32"}]
+    assert manifest["instructions"] == cpu_check.needed(cpu.tvm())
+    assert manifest["precision"] == "model"
+    assert next(each["of"] for each in manifest["licences"]) == "weights"
     assert [len(manifest["latencies_s"][name]) for name in ("tuned", "untuned")] == [QUICK.turns] * 2
 
 
@@ -233,7 +260,9 @@ def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime_and_is_chec
     files = compile_tuned(made, cpu, pool, OnnxFile(path, cpu, is_timed=True))
 
     assert "checked" not in built
-    assert manifest.read(files.manifest)["compared_with"].startswith("ONNX Runtime")
+    facts = manifest.read(files.manifest)
+    assert facts["compared_with"].startswith("ONNX Runtime")
+    assert [(each["name"], each["shape"]) for each in facts["model_outputs"]] == [("y", [1, 4])]
     assert not made.model.expected.exists()
     x = random_values((1, 8, 10, 10), "float32", 0, seed=5)
     [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})

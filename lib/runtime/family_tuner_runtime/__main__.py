@@ -10,7 +10,9 @@ import numpy as np
 from .bundle import Bundle
 from .errors import BundleError
 from .model import Model
-from .weights import Mapped
+from .weights import Mapped, entries
+
+_PRECISIONS = {"model": "as the model's file has it"}
 
 
 def main(
@@ -78,16 +80,21 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def info(folder: Path) -> str:
-    """What a bundle is, for people."""
+    """What a bundle is, for people.
+
+    Raises:
+        BundleError: It is damaged.
+    """
     bundle = Bundle.read(folder)
-    facts = bundle.facts
+    facts, tensors = bundle.facts, entries(bundle.weights)
     target = facts["target"]
     sizes = ", ".join(f"{name} {said['bytes'] / 1e6:,.1f} MB" for name, said in facts["files"].items())
     latencies = facts.get("latencies_s", {}).get("tuned") or []
     rows = [
         ("inputs", "; ".join(map(str, bundle.inputs))),
         ("outputs", "; ".join(map(str, bundle.outputs))),
-        ("precision", str(facts["precision"])),
+        ("precision", _PRECISIONS.get(facts["precision"], facts["precision"])),
+        ("weights", f"{len(tensors)} tensors of {', '.join(sorted({tensor.dtype for tensor in tensors}))}"),
         ("threads", str(bundle.threads)),
         ("target", f"{target['kind']} {target.get('mcpu', '')}, needs {', '.join(facts['instructions']) or 'nothing'}"),
         ("error", f"{facts['max_error']:.1e} of the largest output, beside {facts['compared_with']}"),

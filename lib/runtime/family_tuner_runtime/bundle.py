@@ -111,7 +111,7 @@ class Bundle:
             yield f"it was compiled for {target['kind']}, and this runtime is for CPUs"
             return
         built_for = str(target.get("mtriple", "")).partition("-")[0]
-        if built_for and built_for != cpu.architecture():
+        if built_for and cpu.architecture(built_for) != cpu.architecture():
             yield f"it was compiled for {built_for}, and this machine is {cpu.architecture()}"
         elif lacks := cpu.missing(self.facts["instructions"]):
             yield (

@@ -13,9 +13,13 @@ _LINUX = {
 }  # fmt: skip
 
 
-def architecture() -> str:
-    """As target triples have it: `x86_64`, `aarch64`."""
-    name = platform.machine().lower()
+def architecture(name: str = "") -> str:
+    """One name for each: `x86_64`, `aarch64`.
+
+    Args:
+        name: Of a target triple; that of this machine by default.
+    """
+    name = (name or platform.machine()).lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 

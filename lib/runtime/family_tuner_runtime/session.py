@@ -93,10 +93,16 @@ if hasattr(os, "register_at_fork"):
 
 def _serve(calls: Calls, threads: int, cores: Sequence[int]) -> None:
     """Until a None comes. It knows the queue alone, so that a session that nobody has any more can end it."""
-    _configure(threads, cores)
+    failure: BaseException | None = None
+    try:
+        _configure(threads, cores)
+    except BaseException as error:
+        failure = error
     while (given := calls.get()) is not None:
         call, answer = given
         try:
+            if failure is not None:
+                raise failure
             answer.value = call()
         except BaseException as error:
             answer.error = error

@@ -2,12 +2,14 @@ import ast
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -171,6 +173,26 @@ def test_sessions_run_beside_each_other_and_share_the_weights(model):
     assert len({id(each._loaded.weights) for each in (model, *others)}) == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not tell of pages")
+def test_weights_stay_pages_of_their_file_which_processes_share(small):
+    code = (
+        "import re\nfrom family_tuner_runtime import Model\n"
+        f"model = Model({str(small.folder)!r})\nmodel(model.empty('x'))\nmodel.session()(model.empty('x'))\n"
+        "text = open('/proc/self/smaps').read()\n"
+        "maps = re.split(r'^(?=[0-9a-f]+-[0-9a-f]+ )', text, flags=re.MULTILINE)\n"
+        "print(*[each for each in maps if 'weights.safetensors' in each])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], env=with_runtime(), capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    facts = dict(re.findall(r"^(\w+): +(\d+) kB$", done.stdout, re.MULTILINE))
+    assert done.stdout.count("weights.safetensors") == 1
+    assert " r--s " in done.stdout.splitlines()[0]
+    assert int(facts["Rss"]) > 0
+    assert facts["Anonymous"] == "0"
+
+
 def native_ids():
     return {thread.native_id for thread in threading.enumerate() if thread.name == "family_tuner_runtime"}
 
@@ -236,6 +258,15 @@ def test_an_error_reaches_the_caller_and_the_session_goes_on(model):
         model._driver.run(lambda: 1 / 0)
 
     assert relative_error(model(values()), *expected(values())) < 1e-5
+
+
+@needs_affinity
+def test_a_session_whose_cores_went_away_says_so_at_each_call():
+    driver = sessions.Driver(1, [100_000])
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="Invalid argument"):
+            driver.run(lambda: 1)
 
 
 def test_the_thread_of_a_session_that_nobody_has_ends(model):

@@ -310,13 +310,19 @@ class Driver {
 
  private:
   void serve() {
-    configure();
+    std::exception_ptr failure;
+    try {
+      configure();
+    } catch (...) {
+      failure = std::current_exception();
+    }
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       wake_.wait(lock, [this] { return call_ != nullptr || is_over_; });
       if (call_ == nullptr) return;
       lock.unlock();
       try {
+        if (failure) std::rethrow_exception(failure);
         (*call_)();
       } catch (...) {
         error_ = std::current_exception();
