@@ -19,6 +19,9 @@ from lib.tuning.members import join
 
 FOLDER = Path(__file__).parent / "base_models"
 CARD = "card.json"
+# Whose models a class without its own begins with. Of programs in 32 registers of 128 bits, which NEON has, those of
+# AVX2 order more pairs right than those of AVX-512 (benchmarks/README.md, "What ARM starts from").
+_LIKE = {"neon": "avx2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,9 @@ class BaseModels:
 
 
 def base_models(target_class: str, use: bool = True) -> BaseModels:
-    """Those that this project has for a class of targets (`CpuTarget.instructions`); none if not to be used."""
-    folder = FOLDER / target_class
+    """Those that this project has for a class of targets (`CpuTarget.instructions`), or for the one most like it; none
+    if not to be used."""
+    folder = FOLDER / _LIKE.get(target_class, target_class)
     return BaseModels(folder if use and target_class and (folder / CARD).exists() else None)
 
 

@@ -53,7 +53,7 @@ def test_programs_for_arm_compute_the_same_on_this_cpu_without_its_instruction(d
     x, w = whole_numbers((16, 32), dot.data, 0), whole_numbers((32, 32), dot.weights, 1)
     expected = x.astype(np.int32) @ w.astype(np.int32)
 
-    for trace in some(workload, NEW):
+    for trace in some(workload, NEW, 1):
         program = traces.program(workload, trace, NEW.tvm())
         assert f"\t{dot.name}\t" in assembly(program, NEW)
         found = run_on(program, cpu.tvm(), [x, w], np.zeros(expected.shape, dot.sums))

@@ -56,6 +56,13 @@ def test_another_class_of_targets_has_no_base_models_and_nobody_has_to_use_them(
     assert base_models("avx512").of("matmul") is not None
 
 
+def test_neon_begins_with_what_avx2_taught():
+    neon, avx2 = base_models("neon").of("matmul"), base_models("avx2").of("matmul")
+
+    assert neon == avx2 != base_models("avx512").of("matmul")
+    assert base_models("neon", use=False).of("matmul") is None
+
+
 @pytest.mark.parametrize("card", sorted(FOLDER.glob(f"*/{CARD}")), ids=lambda path: path.parent.name)
 def test_the_models_that_are_shipped_can_be_read_and_are_small(card):
     models = BaseModels(card.parent)
