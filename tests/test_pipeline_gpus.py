@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 from lib.contracts import tables
 from lib.contracts.files import RunFiles
 from lib.contracts.schemas import MEASUREMENTS
+from lib.report import page
 from tests.cuda.resnet import small_resnet18
 from tests.cuda.stand_ins import TARGET, UUIDS
 from tests.farm import until
@@ -41,7 +43,6 @@ def check(tmp_path: Path, done: "subprocess.CompletedProcess[str]") -> list[dict
     assert "Stand-in GPU" in done.stdout
     assert manifest["max_error"] < 1e-5
     assert manifest["target"]["kind"] == "cuda"
-    assert "tvm.cuda()" in run.report.read_text()
     measured = rows(run)
     assert {row["status"] for row in measured} == {"ok"}
     return measured
@@ -51,6 +52,13 @@ def test_a_transformer_is_tuned_compiled_and_verified_on_gpus(tmp_path):
     done = luigi(tmp_path, *tune("tiny_transformer", 14))
 
     check(tmp_path, done)
+    compiled = run_of(tmp_path).compiled
+    code = page.code(json.loads(compiled.manifest.read_text()), compiled.manifest.parent)
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}\nprint(outputs.device)"], capture_output=True, text=True, timeout=100
+    )
+    assert "tvm.cuda()" in code
+    assert shown.stdout == "cuda:0\n", shown.stderr
 
 
 def test_a_killed_run_that_loses_a_gpu_goes_on_with_the_other(gpus, tmp_path):
