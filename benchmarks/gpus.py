@@ -161,6 +161,7 @@ def measured(run: RunFiles) -> Samples:
         features = asked.loc[rows["candidate_id"], "features"].tolist()
         parts.append(pd.DataFrame({"w": rows["subgraph_id"].tolist(), "x": features, "y": latencies}))
     found = pd.concat(parts)
+    found = found[[len(each) == schemas.N_FEATURES for each in found["x"]]]  # untuned programs have none
     workloads = pd.factorize(found["w"])[0]
     return Samples(np.stack(found["x"].tolist()).astype(np.float32), workloads, found["y"].to_numpy(np.float64))
 

@@ -55,7 +55,7 @@ def test_a_transformer_is_tuned_compiled_and_verified_on_gpus(tmp_path):
     compiled = run_of(tmp_path).compiled
     code = page.code(json.loads(compiled.manifest.read_text()), compiled.manifest.parent)
     shown = subprocess.run(
-        [sys.executable, "-c", f"{code}\nprint(outputs.device)"], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", f"{code}\nprint(outputs[0].device)"], capture_output=True, text=True, timeout=100
     )
     assert "tvm.cuda()" in code
     assert shown.stdout == "cuda:0\n", shown.stderr
