@@ -52,12 +52,11 @@ def ran(name: str, workload: tvm.IRModule, n: int) -> pd.DataFrame:
     """A row for each program: what came of it."""
     some = candidates.sampled(workload, n)
     found = candidates.outcomes(workload, some)
-    sources = [source(workload, trace, "sm_80") for trace in some]
     return pd.DataFrame(
         {
             "operator": name, "by": "stand-in", "program": range(len(some)), "status": [each.status for each in found],
             "error": [each.error for each in found], "told": [each.told for each in found],
-            "barriers": [each.barriers for each in found], "tensor_cores": ["mma_sync" in text for text in sources],
+            "barriers": [each.barriers for each in found], "tensor_cores": [each.tensor_cores for each in found],
         }
     )  # fmt: skip
 
@@ -72,7 +71,7 @@ def compiled(name: str, workload: tvm.IRModule, n: int, architecture: str) -> pd
             "operator": name, "by": f"nvcc {architecture}", "program": range(len(texts)),
             "status": ["build" if each else "compiled" for each in told], "error": float("nan"), "told": told,
             "barriers": [text.count(candidates.BARRIER) for text in texts],
-            "tensor_cores": ["mma_sync" in text for text in texts],
+            "tensor_cores": [candidates.MULTIPLICATION in text for text in texts],
         }
     )  # fmt: skip
 

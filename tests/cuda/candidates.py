@@ -15,7 +15,7 @@ from lib.tir.numerics import random_values, relative_error
 from tests.cuda import emulated
 from tests.cuda.stand_ins import TARGET
 
-BARRIER = "__syncthreads();"
+BARRIER, MULTIPLICATION = "__syncthreads();", "wmma::mma_sync("
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2}  # by the type of a workload's result; halves are summed as halves
 
 
@@ -27,6 +27,7 @@ class Outcome:
     error: float = float("nan")  # relative to the largest result
     told: str = ""
     barriers: int = 0  # in its source
+    tensor_cores: bool = False  # whether it multiplies on them
 
 
 def sampled(workload: tvm.IRModule, n: int, seed: int = 0) -> list[str]:
@@ -51,7 +52,7 @@ def outcomes(workload: tvm.IRModule, some: Sequence[str], *, without: str = "", 
 
 def _outcomes(text: str, some: Sequence[str], change: tuple[str, str]) -> list[Outcome]:
     """Those up to the first one that breaks this process's CUDA."""
-    counter = _Compiler(*change)
+    compiler = _Compiler(*change)
     workload, found = tvm.ir.load_json(text), list[Outcome]()
     inputs = [
         random_values(tuple(map(int, param.ty.shape)), str(param.ty.dtype), 3, seed=n)
@@ -71,9 +72,12 @@ def _outcomes(text: str, some: Sequence[str], change: tuple[str, str]) -> list[O
             kernel["main"](*arguments)
             error = relative_error(arguments[-1].numpy(), expected)
         except Exception as failure:
-            return [*found, Outcome("run", told=_last_lines(failure), barriers=counter.barriers)]
+            return [
+                *found,
+                Outcome("run", float("nan"), _last_lines(failure), compiler.barriers, compiler.tensor_cores),
+            ]
         status = "right" if error <= TOLERANCE[inputs[-1].dtype.name] else "wrong"
-        found.append(Outcome(status, error, barriers=counter.barriers))
+        found.append(Outcome(status, error, "", compiler.barriers, compiler.tensor_cores))
     return found
 
 
@@ -81,11 +85,11 @@ class _Compiler:
     """Takes the place of TVM's, and hands over to it."""
 
     def __init__(self, old: str, new: str) -> None:
-        self.barriers = 0  # of the source that was compiled last
+        self.barriers, self.tensor_cores = 0, False  # of the source that was compiled last
         tvms = tvm_ffi.get_global_func("tvm_callback_cuda_compile")
 
         def compiled(source: str) -> bytes:
-            self.barriers = source.count(BARRIER)
+            self.barriers, self.tensor_cores = source.count(BARRIER), MULTIPLICATION in source
             return bytes(tvms(source.replace(old, new) if old else source))
 
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", compiled, override=True)
