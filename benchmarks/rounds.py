@@ -11,8 +11,9 @@ from lib.contracts.files import RunFiles
 from lib.contracts.schemas import SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.graph.subgraphs import Subgraph
-from lib.machine.targets import CpuTarget
-from lib.measure.local_pool import LocalPool
+from lib.machine.targets import AnyTarget
+from lib.measure import factory
+from lib.measure.devices import Local
 from lib.measure.runner import MeasureConfig, Runner
 from lib.search.evolution import SearchConfig
 from lib.tuning.cost_model import TrainConfig
@@ -24,7 +25,7 @@ DEFAULT_SEARCH = SearchConfig()
 
 def tune(
     subgraphs: Sequence[Subgraph],
-    target: CpuTarget,
+    target: AnyTarget,
     run: RunFiles,
     ended: Callable[[int, float], bool],
     *,
@@ -42,7 +43,7 @@ def tune(
     table, clusters = run.folder / "subgraphs.parquet", run.folder / "families.parquet"
     tables.write(pa.Table.from_pylist([asdict(s) for s in subgraphs], schema=SUBGRAPHS), table, SUBGRAPHS, provenance)
     cluster.run(table, families, provenance=provenance, out=clusters)
-    runner: Runner = LocalPool(target, timing)
+    runner: Runner = factory.open_runner(Local(), target, timing)
     try:
         while not ended(number, spent):
             started = time.monotonic()

@@ -46,6 +46,7 @@ from tvm.s_tir import meta_schedule as ms
 from stages import extract
 
 ROUND, POPULATION = 64, 512  # trials in a round and programs in a generation: TVM's defaults
+_COLUMNS = ["seconds", "subgraph_id", "name", "weight", "latency_s"]
 _SETTINGS = ("trials_per_round", "population", "quick_imports")  # of `tune`
 
 
@@ -86,6 +87,7 @@ def tune(
     trials_per_round: int = ROUND,
     population: int = POPULATION,
     quick_imports: bool = False,
+    target: targets.AnyTarget = TARGET,
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """TVM's `tune_tasks` for all of them.
 
@@ -98,16 +100,16 @@ def tune(
         The curve: a row for each trial, in the order in which they were measured, with `seconds`, `subgraph_id`,
         `name`, `weight` and `latency_s` (NaN if it failed); and the fastest trace of each subgraph by its id.
     """
-    intrinsics.load(TARGET.tvm())
+    intrinsics.load(target.tvm())
     tasks = [
         ms.TuneContext(
-            mod=load_workload(subgraph.workload), target=TARGET.tvm(), space_generator="post-order-apply",
+            mod=load_workload(subgraph.workload), target=target.tvm(), space_generator="post-order-apply",
             search_strategy=ms.search_strategy.EvolutionarySearch(population_size=population), task_name=f"{n}",
             rand_state=seed * 1000 + n + 1, num_threads="physical",
         )
         for n, subgraph in enumerate(subgraphs)
     ]  # fmt: skip
-    load = partial(intrinsics.load, TARGET.tvm()) if quick_imports else None  # of `lib`, which its processes find
+    load = partial(intrinsics.load, target.tvm()) if quick_imports else None  # of `lib`, which its processes find
     recorder = Recorder(subgraphs)
     ms.tune.tune_tasks(
         tasks=tasks,
@@ -118,7 +120,7 @@ def tune(
         builder=ms.builder.LocalBuilder(max_workers=host.physical_cores(), initializer=load),  # else TVM's defaults
         measure_callbacks=[*ms.measure_callback.MeasureCallback.create("default"), recorder],
     )
-    curve = pd.DataFrame(recorder.rows).head(trials)
+    curve = pd.DataFrame(recorder.rows, columns=_COLUMNS).head(trials)
     fastest = curve.dropna(subset="latency_s").groupby("subgraph_id")["latency_s"].idxmin()
     as_json = {str(key): recorder.traces[row].as_json() for key, row in fastest.items()}
     return curve, {key: json.dumps(trace, default=lambda number: number.value) for key, trace in as_json.items()}

@@ -178,6 +178,8 @@ class DevicePool:
             task.deadline = task.begun + self._patience_with_device(limit_s)
             return
         del batch.measuring[driver]
+        if isinstance(reply, Failed):
+            batch.looked = float("-inf")  # its process may have ended: another one is started at once
         candidate, job = task.candidate, task.candidate.job
         if isinstance(reply, Failed) and reply.status is DeviceFault.LOST and batch.another_chance(job):
             batch.ready.append(candidate)

@@ -180,7 +180,7 @@ def explain(error: Exception) -> Failed | None:
         said = next((line[line.index(sign) :].strip() for line in text.splitlines() if sign in line), "")
         if said:
             return Failed(DeviceFault.LOST if "SIGKILL" in said else status, said)  # SIGKILL comes from outside
-    if sign := next((sign for sign in _GPU_LOST if sign in text), ""):
+    if "CUDA" in text and (sign := next((sign for sign in _GPU_LOST if sign in text), "")):
         return Failed(DeviceFault.LOST, f"the GPU failed: {sign}")
     if any(sign in text for sign in _LOST):
         return Failed(DeviceFault.LOST, f"the connection to the device broke: {text.strip().splitlines()[-1]}")

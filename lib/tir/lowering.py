@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib.tir import analysis, cpu_check, dot, parallel, prefetch, remainder, rounding
+from lib.tir import analysis, cpu_check, dot, gpu, parallel, prefetch, remainder, rounding
 
 # Raise it with every change to what this module, `prefetch` or `remainder` makes of a program: latencies of before are
 # then told apart from those of after.
@@ -35,19 +35,20 @@ class Lowering:
     prefetch: bool  # of packed weights: see `lib.tir.prefetch`
     peel: bool  # whole register tiles apart from those at a border: see `lib.tir.remainder`
     stack: bool  # accumulators on the stack, where LLVM sees that nothing aliases them; TVM takes them from a pool
+    repair: bool = False  # of what TVM would do wrong on GPUs: see `lib.tir.gpu`
     revision: int = field(default_factory=lambda: REVISION)
 
     @property
     def text(self) -> str:
         """For people and for MEASUREMENTS, e.g. `prefetch+peel+stack r1`."""
-        chosen = [name for name in ("prefetch", "peel", "stack") if getattr(self, name)]
+        chosen = [name for name in ("prefetch", "peel", "stack", "repair") if getattr(self, name)]
         return f"{'+'.join(chosen) or 'plain'} r{self.revision}"
 
 
 def standard(kind: str) -> Lowering:
     """The lowering of candidates and of libraries for a kind of target (`llvm`, `cuda`)."""
     on_cpu = kind == "llvm"
-    return Lowering(prefetch=on_cpu, peel=on_cpu, stack=on_cpu)
+    return Lowering(prefetch=on_cpu, peel=on_cpu, stack=on_cpu, repair=kind == "cuda")
 
 
 def passes(target: Target) -> ModuleType:
@@ -79,8 +80,11 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
     before = (
         [prefetch.insert] * lowering.prefetch
         + [remainder.peel] * lowering.peel
+        + [gpu.repair] * lowering.repair
         + [parallel.mark_to_kind, dot.insert, rounding.insert]
     )
+    if lowering.repair:
+        lower = gpu.lowered_apart(lower)
     after = [_on_stack] * lowering.stack + [cpu_check.insert] * is_delivered
     return tvm.transform.Sequential([*map(_rewrite, before), lower, *map(_rewrite, after)]), *finalize
 

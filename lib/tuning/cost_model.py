@@ -9,6 +9,7 @@ section 4): a base model's trees come first then, and those for a run's own samp
 XGBoost is imported where it is used: with SciPy and pandas that takes a second, which no other command need wait for.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,7 +263,12 @@ def without_cuda() -> str:
 
     if not xgb.build_info().get("USE_CUDA"):
         return f"XGBoost {xgb.__version__} was built without CUDA"
-    return "" if host.gpus() else "nvidia-smi lists no GPU"
+    if not host.gpus():
+        return "nvidia-smi lists no GPU"
+    with warnings.catch_warnings(record=True) as told:  # it trains on the CPU, and warns
+        warnings.simplefilter("always")
+        xgb.train({"device": "cuda"}, xgb.DMatrix(np.zeros((2, 1)), np.zeros(2)), 1)
+    return "XGBoost sees no GPU: is the driver too old for it?" if told else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lib.machine import host, targets
+from lib.tuning import cost_model
 from tests.cuda import compiler, emulated, stand_ins
 
 pytestmark = pytest.mark.usefixtures("gpus")
@@ -212,6 +213,10 @@ def test_the_tools_of_a_machine_with_gpus_are_there(gpus, tmp_path):
     assert targets.target("cuda").name == targets.target(stand_ins.TARGET).name == "cuda-sm_80"
     assert done.returncode != 0
     assert "refuses what the kernel became" in done.stderr
+
+
+def test_xgboost_tells_them_from_real_ones():
+    assert cost_model.without_cuda().startswith("XGBoost")
 
 
 def used_then_forked() -> int:

@@ -1,0 +1,44 @@
+"""Candidates of all operators, and that a fault in them would be seen."""
+
+import pytest
+
+from tests.cuda import candidates
+from tests.cuda.operators import HALVES, OPERATORS
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+
+@pytest.fixture(autouse=True)
+def compiled_by_nvcc(monkeypatch):
+    monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")
+
+
+@pytest.mark.parametrize("name", [*OPERATORS, *HALVES])
+def test_candidates_compute_what_the_cpu_does(name):
+    workload = (OPERATORS | HALVES)[name]()
+
+    found = candidates.outcomes(workload, candidates.sampled(workload, 4))
+
+    assert {(each.status, each.told) for each in found} == {("right", "")}
+
+
+@pytest.mark.parametrize("name", ["conv2d 3x3", "matmul", "softmax", "f16 matmul, f16 sums"])
+def test_most_candidates_are_wrong_without_their_barriers(name):
+    workload = (OPERATORS | HALVES)[name]()
+    traces = candidates.sampled(workload, 8)
+
+    having = [n for n, each in enumerate(candidates.outcomes(workload, traces)) if each.barriers]
+    without = candidates.outcomes(workload, [traces[n] for n in having], without=candidates.BARRIER)
+
+    assert len(having) >= 3
+    assert sum(each.status != "right" for each in without) > len(having) / 2
+
+
+def test_most_candidates_are_caught_where_an_index_is_too_large():
+    """Each store to the result lies one row farther."""
+    workload = OPERATORS["matmul"]()
+
+    found = candidates.outcomes(workload, candidates.sampled(workload, 4), shifted="product_ptr[")
+
+    assert {each.status for each in found} == {"run"}
+    assert all("wrote" in each.told and "bytes behind the end of an array" in each.told for each in found)
