@@ -134,6 +134,8 @@ def write(rows: pd.DataFrame, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as partial:
         known = rows.reindex(columns=SCHEMA.names).astype({"bytes": "Int64"})
+        works = [None if isinstance(work, float) else work for work in known["work"]]  # NaN: there is none
+        known = known.assign(work=pd.Series(works, index=known.index, dtype=object))
         pq.write_table(pa.Table.from_pandas(known, SCHEMA, preserve_index=False), partial)
 
 

@@ -9,7 +9,7 @@ _LINUX = {
     "lzcnt": "abm", "bmi": "bmi1", "avx512vbmi2": "avx512_vbmi2", "avx512vnni": "avx512_vnni",
     "avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq", "avx512fp16": "avx512_fp16",
     "avx512bf16": "avx512_bf16", "avxvnni": "avx_vnni",
-    "neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp",
+    "neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp", "lse": "atomics", "rdm": "asimdrdm",
 }  # fmt: skip
 
 
