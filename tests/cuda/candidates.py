@@ -41,12 +41,10 @@ def outcomes(workload: tvm.IRModule, some: Sequence[str], *, without: str = "", 
 
     Args:
         without: Text that is taken out of the source of all kernels before they are compiled.
-        shifted: The beginning of an access (`x_ptr[`) that is made to go too far.
     """
-    change = (without, "") if without else (shifted, f"{shifted}100 + ")
     text, found = tvm.ir.save_json(workload), list[Outcome]()
     while len(found) < len(some):  # a fault ends a process
-        found += emulated.in_own_process(_outcomes, text, some[len(found) :], change)
+        found += emulated.in_own_process(_outcomes, text, some[len(found) :], (without, ""))
     return found
 
 
