@@ -36,7 +36,7 @@ def sampled(workload: tvm.IRModule, n: int, seed: int = 0) -> list[str]:
     return [traces.EMPTY_TRACE, *(p.trace for p in evolution.sample(workload, target, n, known=set(), seed=seed))]
 
 
-def outcomes(workload: tvm.IRModule, some: Sequence[str], *, without: str = "", shifted: str = "") -> list[Outcome]:
+def outcomes(workload: tvm.IRModule, some: Sequence[str], *, without: str = "") -> list[Outcome]:
     """What comes of each trace, in processes that have stand-ins.
 
     Args:
