@@ -36,17 +36,15 @@ def sampled(workload: tvm.IRModule, n: int, seed: int = 0) -> list[str]:
     return [traces.EMPTY_TRACE, *(p.trace for p in evolution.sample(workload, target, n, known=set(), seed=seed))]
 
 
-def outcomes(workload: tvm.IRModule, some: Sequence[str], *, without: str = "", shifted: str = "") -> list[Outcome]:
+def outcomes(workload: tvm.IRModule, some: Sequence[str], *, without: str = "") -> list[Outcome]:
     """What comes of each trace, in processes that have stand-ins.
 
     Args:
         without: Text that is taken out of the source of all kernels before they are compiled.
-        shifted: The beginning of an access (`x_ptr[`) that is made to go too far.
     """
-    change = (without, "") if without else (shifted, f"{shifted}100 + ")
     text, found = tvm.ir.save_json(workload), list[Outcome]()
     while len(found) < len(some):  # a fault ends a process
-        found += emulated.in_own_process(_outcomes, text, some[len(found) :], change)
+        found += emulated.in_own_process(_outcomes, text, some[len(found) :], (without, ""))
     return found
 
 

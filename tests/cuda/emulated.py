@@ -32,9 +32,12 @@ class _LaunchConfig(ctypes.Structure):
 
 
 def launch(
-    source: str, arrays: Sequence[np.ndarray], grid: int = 1, block: int = 1, dynamic_bytes: int = 0
+    source: str, arrays: Sequence[np.ndarray], grid: int = 1, block: int = 1, dynamic_bytes: int = 0, device: int = 0
 ) -> list[np.ndarray]:
     """Run `main_kernel` of CUDA C++ on copies of arrays, by the calls that TVM makes; what they are afterwards.
+
+    Args:
+        device: That runs it; the arrays are in the memory of the first.
 
     Raises:
         RuntimeError: CUDA says why.
@@ -57,6 +60,7 @@ def launch(
         check(runtime.cudaMemcpyAsync(address, array.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(array.nbytes),
                                       1, None))  # fmt: skip
     pointers = (ctypes.c_void_p * len(arrays))(*(ctypes.addressof(address) for address in addresses))
+    check(runtime.cudaSetDevice(device))
     config = _LaunchConfig((grid, 1, 1), (block, 1, 1), dynamic_bytes)
     check(driver.cuLaunchKernelEx(ctypes.byref(config), function, pointers, None))
     found = [np.empty_like(array) for array in arrays]
@@ -64,3 +68,12 @@ def launch(
         check(runtime.cudaMemcpyAsync(array.ctypes.data_as(ctypes.c_void_p), address, ctypes.c_size_t(array.nbytes),
                                       2, None))  # fmt: skip
     return found
+
+
+def touched_by_the_host() -> float:
+    """What the host reads from memory of a device."""
+    runtime = ctypes.CDLL(str(Path(os.environ["STANDIN_FOLDER"]) / "lib" / "libcudart.so.13"))
+    address = ctypes.c_void_p()
+    assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(4)) == 0
+    assert address.value
+    return ctypes.c_float.from_address(address.value).value

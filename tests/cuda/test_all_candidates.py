@@ -4,6 +4,7 @@ import pytest
 
 from tests.cuda import candidates
 from tests.cuda.operators import HALVES, OPERATORS
+from tests.cuda.test_candidates import SAMPLE
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -13,11 +14,11 @@ def compiled_by_nvcc(monkeypatch):
     monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")
 
 
-@pytest.mark.parametrize("name", [*OPERATORS, *HALVES])
+@pytest.mark.parametrize("name", [name for name in OPERATORS | HALVES if name not in SAMPLE])
 def test_candidates_compute_what_the_cpu_does(name):
     workload = (OPERATORS | HALVES)[name]()
 
-    found = candidates.outcomes(workload, candidates.sampled(workload, 4))
+    found = candidates.outcomes(workload, candidates.sampled(workload, 2))
 
     assert {(each.status, each.told) for each in found} == {("right", "")}
 
@@ -32,13 +33,3 @@ def test_most_candidates_are_wrong_without_their_barriers(name):
 
     assert len(having) >= 3
     assert sum(each.status != "right" for each in without) > len(having) / 2
-
-
-def test_most_candidates_are_caught_where_an_index_is_too_large():
-    """Each store to the result lies one row farther."""
-    workload = OPERATORS["matmul"]()
-
-    found = candidates.outcomes(workload, candidates.sampled(workload, 4), shifted="product_ptr[")
-
-    assert {each.status for each in found} == {"run"}
-    assert all("wrote" in each.told and "bytes behind the end of an array" in each.told for each in found)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 
 import numpy as np
@@ -119,6 +120,16 @@ def test_what_a_thread_must_not_do_is_told_with_the_thread(body, told):
 def test_what_a_gpu_has_no_room_for_is_not_launched(threads, dynamic_bytes):
     with pytest.raises(RuntimeError, match="invalid configuration argument"):
         launched(kernel(""), block=threads, dynamic_bytes=dynamic_bytes)
+
+
+def test_the_host_cannot_touch_memory_of_a_gpu():
+    with pytest.raises(BrokenProcessPool):
+        emulated.in_own_process(emulated.touched_by_the_host)
+
+
+def test_a_gpu_cannot_touch_memory_of_another():
+    with pytest.raises(RuntimeError, match="of device memory, which is another device's"):
+        launched(kernel("x_ptr[threadIdx.x] = 0;"), device=1)
 
 
 def after_a_fault() -> str:
