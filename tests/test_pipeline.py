@@ -282,7 +282,7 @@ def test_who_asks_for_more_than_the_families_sees_the_report_alone(tuned):
     [
         (("--model", "resnet51"), "The zoo has: resnet18, resnet50"),
         (("--model", "nowhere.onnx"), "there is no such file"),
-        (("--model", "tiny_cnn", "--target", "gpu"), "--target is neither `host` nor JSON"),
+        (("--model", "tiny_cnn", "--target", "gpu"), "--target is neither `host`, nor a name, nor JSON"),
         (("--model", "tiny_cnn", "--threads", "4096"), "--threads must be between 1 and"),
         (("--model", "tiny_cnn", "--foresee", "7"), "--foresee is a share of a round"),
         (("--model", "tiny_cnn", "--strategy", "best"), "round-robin"),
