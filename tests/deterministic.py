@@ -22,5 +22,5 @@ class Deterministic(LocalPool):
 
 
 if __name__ == "__main__":
-    factory.open_runner = lambda _where, target, config: Deterministic(target, config)
+    factory.open_runner = lambda _where, target, config, *_emulator: Deterministic(target, config)
     luigi_run(["--module", "pipeline", *sys.argv[1:]])
