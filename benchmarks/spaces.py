@@ -23,13 +23,11 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph import fusion
-from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import targets
 from lib.search import evolution
 from lib.search.spaces.table import SPACES
 from lib.tir import lowering, traces
-from lib.tir.workload import load_workload
+from tests.helpers import subgraph
 
 _TURNS = 5
 Make = Callable[..., relax.Expr]
@@ -69,18 +67,6 @@ WORKLOADS: dict[str, tuple[Make, Sequence[Shape]]] = {
 }
 
 
-def workload_of(make: Make, shapes: Sequence[Shape], target: targets.AnyTarget) -> tvm.IRModule:
-    """What `fusion.fuse` makes of an expression."""
-    inputs = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(shapes)]
-    builder = relax.BlockBuilder()
-    with builder.function("main", inputs, attrs={"num_input": len(inputs)}):
-        with builder.dataflow():
-            out = builder.emit_output(make(builder, *inputs))
-        builder.emit_func_output(out)
-    [found] = extract_subgraphs(fusion.fuse(builder.get(), target.tvm()))
-    return load_workload(found.workload)
-
-
 def timed(kernels: list[tvm.runtime.Module], arguments: Sequence[Any]) -> list[float]:
     """Microseconds of each, the median of its turns."""
     order, found = list(range(len(kernels))), [list[float]() for _ in kernels]
@@ -105,7 +91,7 @@ def main() -> None:
     for name, (make, shapes) in WORKLOADS.items():
         if name not in (given.only or WORKLOADS):
             continue
-        workload = workload_of(make, shapes, target)
+        workload = subgraph(target, make, *shapes)
         out = workload["main"].params[-1].ty
         arrays = [np.random.default_rng(n).normal(size=shape).astype(np.float32) for n, shape in enumerate(shapes)]
         arrays.append(np.zeros([int(extent) for extent in out.shape], str(out.dtype)))

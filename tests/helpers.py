@@ -3,22 +3,25 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import te
+from tvm import relax, te
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvm.script import tirx as T
 
 from lib.contracts.conditions import Conditions
+from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
+from lib.machine.targets import CpuTarget
 from lib.measure.runner import Job
 from lib.tir import lowering, traces
 from lib.tir.traces import EMPTY_TRACE
-from lib.tir.workload import as_workload, workload_id
+from lib.tir.workload import as_workload, load_workload, workload_id
 
 ROOT = Path(__file__).parent.parent
 SMALL = ROOT / "tests" / "data" / "small.onnx"
@@ -57,6 +60,18 @@ def matmul(n: int = 16, m: int = 32, k: int = 64) -> tvm.IRModule:
     axis = te.reduce_axis((0, k), "axis")
     product = te.compute((n, m), lambda i, j: te.sum(x[i, axis] * w[axis, j], axis=axis), name="product")
     return as_workload(te.create_prim_func([x, w, product]))
+
+
+def subgraph(cpu: CpuTarget, make: Callable[..., relax.Expr], *shapes: tuple[int, ...]) -> tvm.IRModule:
+    """What `fusion.fuse` makes of an expression of tensors of these shapes, which must be one workload."""
+    inputs = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs, attrs={"num_input": len(inputs)}):
+        with builder.dataflow():
+            out = builder.emit_output(make(builder, *inputs))
+        builder.emit_func_output(out)
+    [found] = extract_subgraphs(fusion.fuse(builder.get(), cpu.tvm()))
+    return load_workload(found.workload)
 
 
 def gather(rows: int = 50, width: int = 8, n: int = 6) -> tvm.IRModule:

@@ -18,9 +18,8 @@ from lib.graph.fusion import Model
 from lib.graph.precision import sums_input_channels
 from lib.graph.reweight import shape_of
 from lib.graph.rewrite import CONTRACTIONS, alike, dtype, is_call
+from lib.graph.rules.quantization import SIGN
 from lib.machine.dots import Dot
-
-_SIGN = 128  # by which unsigned bytes are larger than signed ones
 
 
 def in_signed(model: Model, dot: Dot) -> Model:
@@ -64,7 +63,7 @@ class _Signer(PyExprMutator):
         if any(padding):  # of zeros, which are others now
             rank = len(padding) // 2
             width = [0, 0, *(padding[n + side * rank] for n in range(rank) for side in (0, 1)), 0, 0]
-            data = self.builder_.emit(op.nn.pad(data, width, "constant", float(-_SIGN)))
+            data = self.builder_.emit(op.nn.pad(data, width, "constant", float(-SIGN)))
         sums = self.builder_.emit(alike(call, data, weight, "int32", [0] * len(padding)))
         return op.add(sums, self._shift(weight))
 
@@ -74,11 +73,11 @@ class _Signer(PyExprMutator):
             return self._signed[data]
         pad = self.lookup_binding(data) if isinstance(data, relax.Var) else None
         if pad is not None and is_call(pad, "relax.nn.pad") and str(pad.attrs.pad_mode) == "constant":
-            inner, value = self._in_signed(pad.args[0]), float(pad.attrs.pad_value) - _SIGN
+            inner, value = self._in_signed(pad.args[0]), float(pad.attrs.pad_value) - SIGN
             found = self.builder_.emit(op.nn.pad(inner, [int(n) for n in pad.attrs.pad_width], "constant", value))
         else:
             wide = self.builder_.emit(op.astype(data, "int16"))
-            less = self.builder_.emit(op.subtract(wide, relax.const(_SIGN, "int16")))
+            less = self.builder_.emit(op.subtract(wide, relax.const(SIGN, "int16")))
             found = self.builder_.emit(op.astype(less, "int8"))
         if isinstance(data, relax.Var):
             self._signed[data] = found
@@ -89,7 +88,7 @@ class _Signer(PyExprMutator):
         name = str(weight.name)
         if name not in self._by_weight:
             value = self._weights[name]
-            sums = _SIGN * value.sum(tuple(range(value.ndim - 1)), dtype=np.int32)
+            sums = SIGN * value.sum(tuple(range(value.ndim - 1)), dtype=np.int32)
             self.added[f"{name}_shift"] = sums.astype(np.int32)
             param = relax.Var(f"{name}_shift", relax.TensorType(sums.shape, "int32"))
             self._by_weight[name] = param

@@ -20,7 +20,7 @@ from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dty
 
 _Q, _DQ = "relax.quantize", "relax.dequantize"
 _BYTES = {"uint8": (0, 255), "int8": (-128, 127)}
-_SIGN = 128  # by which unsigned bytes are larger than signed ones
+SIGN = 128  # by which unsigned bytes are larger than signed ones
 _REORDERINGS = ("relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_dims", "relax.flatten")
 _MOVES = (*_REORDERINGS, "relax.strided_slice")
 
@@ -61,7 +61,7 @@ def _weight(rewriter: Rewriter, expr: relax.Expr, channels: int) -> _Weight | No
     values, scales, zeros = (rewriter.value(arg) for arg in call.args)
     if values is None or scales is None or zeros is None or values.dtype not in (np.int8, np.uint8):
         return None
-    offset = _SIGN if values.dtype == np.uint8 else 0
+    offset = SIGN if values.dtype == np.uint8 else 0
     axis = int(call.attrs.axis) % values.ndim
     if np.any(zeros.astype(np.int64) != offset) or scales.ndim > 1:
         return None
@@ -82,8 +82,8 @@ def unsigned_activation(rewriter: Rewriter, call: relax.Call) -> relax.Expr | No
     before = _scalars(rewriter, made)
     if before is None:
         return None
-    quantized = rewriter.emit(_quantize(made.args[0], before[0], before[1] + _SIGN, "uint8"))
-    return _dequantize(quantized, found[0], found[1] + _SIGN, "uint8")
+    quantized = rewriter.emit(_quantize(made.args[0], before[0], before[1] + SIGN, "uint8"))
+    return _dequantize(quantized, found[0], found[1] + SIGN, "uint8")
 
 
 def _quantize(data: relax.Expr, scale: float, zero: int, kind: str) -> relax.Expr:
@@ -160,8 +160,8 @@ def integer_product_of_activations(rewriter: Rewriter, call: relax.Call) -> rela
     shapes = rewriter.shape(x), rewriter.shape(unsigned)
     if shapes[0] is None or shapes[1] is None or shapes[0][:-2] != shapes[1][:-2]:
         return None
-    signed = rewriter.emit(op.subtract(rewriter.emit(op.astype(unsigned, "int32")), _integer(_SIGN)))
-    y, v = rewriter.emit(op.astype(signed, "int8")), v - _SIGN
+    signed = rewriter.emit(op.subtract(rewriter.emit(op.astype(unsigned, "int32")), _integer(SIGN)))
+    y, v = rewriter.emit(op.astype(signed, "int8")), v - SIGN
     sums = op.matmul(x, y, out_dtype="int32")
     for factor, axis, zero in ((x, -1, v), (y, -2, z)):
         if zero:

@@ -39,7 +39,10 @@ def fits(workload: tvm.IRModule, target: Target) -> bool:
         last = _chained(schedule)
     except ScheduleError:
         return False
-    return last is not None and bool(_widths(schedule.get(last), registers(target)))
+    if last is None:
+        return False
+    size, (*_, columns) = _size(schedule.get(last)), analysis.extents(schedule.get(last)).values()
+    return any(lanes <= columns or size % lanes == 0 for lanes in _widths(registers(target)))
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
@@ -86,16 +89,15 @@ def _is_expensive(block: SBlock) -> bool:
     return bool(analysis.walk(value, tirx.Div)) or any(not name.endswith("if_then_else") for name in calls)
 
 
-def _widths(block: SBlock, machine: Registers) -> list[int]:
-    """Lanes of vectors that its elements fill, of a tensor as a whole or of a row."""
-    *_, columns = analysis.extents(block).values()
-    return [lanes for width in _WIDTHS if (lanes := width * machine.lanes) <= columns or not _size(block) % lanes]
+def _widths(machine: Registers) -> list[int]:
+    """Lanes of vectors."""
+    return [width * machine.lanes for width in _WIDTHS]
 
 
 def _flat(schedule: Schedule, machine: Registers) -> None:
     last = _scheduled_before(schedule, machine)
     size = _size(schedule.get(last))
-    widths = [width * machine.lanes for width in _WIDTHS if size % (width * machine.lanes) == 0]
+    widths = [lanes for lanes in _widths(machine) if size % lanes == 0]
     if not widths:
         raise ScheduleError("no vectors fill the tensor")
     elements = schedule.fuse(*schedule.get_loops(last))
@@ -109,7 +111,7 @@ def _by_row(schedule: Schedule, machine: Registers) -> None:
     last = _scheduled_before(schedule, machine)
     *rows, column = schedule.get_loops(last)
     columns = primitives.extent_of(schedule, column)
-    widths = [width * machine.lanes for width in _WIDTHS if width * machine.lanes <= columns]
+    widths = [lanes for lanes in _widths(machine) if lanes <= columns]
     if not widths or not rows:
         raise ScheduleError("no vector fits into a row")
     whole = [lanes for lanes in widths if columns % lanes == 0]

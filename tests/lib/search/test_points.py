@@ -11,9 +11,9 @@ from lib.search.spaces.table import fitting
 from lib.tir import traces
 from lib.tir.traces import to_json
 from lib.tir.workload import program_hash
-from tests.helpers import matmul, run_on
+from tests.helpers import matmul, run_on, subgraph
 from tests.lib.search.spaces.test_contraction import convolution
-from tests.lib.search.spaces.test_rows import softmax, subgraph
+from tests.lib.search.spaces.test_rows import softmax
 from tests.lib.search.spaces.test_window import depthwise
 
 MAKERS = [

@@ -5,9 +5,9 @@ from tvm.relax import op
 
 from lib.search.spaces import elementwise
 from lib.search.spaces.table import fitting
-from tests.helpers import gather, matmul, run_on
+from tests.helpers import gather, matmul, run_on, subgraph
 from tests.lib.search.spaces.test_contraction import sampled
-from tests.lib.search.spaces.test_rows import softmax, subgraph
+from tests.lib.search.spaces.test_rows import softmax
 
 
 def added(builder, x, y):

@@ -1,29 +1,15 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te
+from tvm import te
 from tvm.relax import op
 
-from lib.graph import fusion
-from lib.graph.subgraphs import extract_subgraphs
 from lib.search.spaces import rows
-from lib.tir.workload import as_workload, load_workload
-from tests.helpers import matmul, run_on
+from lib.tir.workload import as_workload
+from tests.helpers import matmul, run_on, subgraph
 from tests.lib.search.spaces.test_contraction import sampled
 
 N, WIDTH = 24, 64
-
-
-def subgraph(cpu, make, *shapes):
-    """What `fusion.fuse` makes of an expression of tensors of these shapes, which must be one workload."""
-    inputs = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(shapes)]
-    builder = relax.BlockBuilder()
-    with builder.function("main", inputs, attrs={"num_input": len(inputs)}):
-        with builder.dataflow():
-            out = builder.emit_output(make(builder, *inputs))
-        builder.emit_func_output(out)
-    [found] = extract_subgraphs(fusion.fuse(builder.get(), cpu.tvm()))
-    return load_workload(found.workload)
 
 
 def softmax(cpu, *shape):

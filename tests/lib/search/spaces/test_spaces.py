@@ -5,9 +5,9 @@ from lib.machine import targets
 from lib.search.spaces import contraction
 from lib.search.spaces.space import Space
 from lib.search.spaces.table import SPACES, fitting
-from tests.helpers import gather, matmul
+from tests.helpers import gather, matmul, subgraph
 from tests.lib.search.spaces.test_contraction import convolution
-from tests.lib.search.spaces.test_rows import softmax, subgraph
+from tests.lib.search.spaces.test_rows import softmax
 from tests.lib.search.spaces.test_window import depthwise
 
 

@@ -4,9 +4,9 @@ from tvm import relax
 from tvm.relax import op
 
 from lib.search.spaces import transposition
-from tests.helpers import matmul, run_on
+from tests.helpers import matmul, run_on, subgraph
 from tests.lib.search.spaces.test_contraction import sampled
-from tests.lib.search.spaces.test_rows import softmax, subgraph
+from tests.lib.search.spaces.test_rows import softmax
 
 TOKENS, HEADS, SIZE = 32, 4, 16
 
