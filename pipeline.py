@@ -261,25 +261,26 @@ class RecallMeasurements(RoundTask):
 
 
 class ForetellCandidates(RoundTask):
-    """Choose by model what is never measured: for a library without trials."""
+    """Choose by model what was not measured: for a library without trials, or one whose time was short."""
 
     round: int = Int(default=FORETOLD, description=argparse.SUPPRESS)
+    rounds: int = Int(default=0, description="that were finished before")
     schema = schemas.CANDIDATES
     path = property(lambda self: self.files.candidates)
+    past = property(lambda self: self.given.run_files.past(self.rounds))
 
     @property
     def sources(self) -> list[Table]:  # type: ignore[override]
-        before = self.given.run_files.recalled
-        return [self.given.subgraphs, self.given.clustered, (before.training, schemas.TRAINING)]
+        return [self.given.subgraphs, self.given.clustered, (self.past[-1].training, schemas.TRAINING)]
 
     def requires(self) -> luigi.Task:
-        return self.recalled
+        return externalize(self.clone(TrainFamilyModels, round=self.rounds - 1)) if self.rounds else self.recalled
 
     def work(self) -> None:
         self.status("foretelling candidates")
         given = self.given
         foretell.run(
-            given.subgraphs[0], given.clustered[0], given.run_files.recalled, given.compile_target, given.search,
+            given.subgraphs[0], given.clustered[0], self.past, given.compile_target, given.search,
             given.base_models, seed=self.seed, provenance=self.provenance, out=self.files,
         )  # fmt: skip
 
@@ -373,14 +374,15 @@ class FinalTask(TunerTask, StageTask):
 
     @cached_property
     def past(self) -> list[RoundFiles]:
-        """What was recalled, and the rounds; where there are none, what was foretold, if anything was."""
+        """What was recalled, the rounds, and what was foretold after them, if anything was."""
         count = self.finished_rounds() if self.rounds < 0 else self.rounds
+        foretold = self.clone(ForetellCandidates, rounds=count)
         found = self.given.run_files.past(count)
-        return [*found, self.clone(ForetellCandidates).files] if not count and self.is_foretold else found
+        return [*found, foretold.files] if foretold.is_current() else found
 
     @property
-    def is_foretold(self) -> bool:
-        return self.clone(ForetellCandidates).is_current()
+    def n_rounds(self) -> int:
+        return sum(files.is_round for files in self.past)
 
     @property
     def folders(self) -> list[Path]:
@@ -401,7 +403,7 @@ class CompileModel(FinalTask, MeasuringTask):
         """Round 0, where neither that nor anything recalled is there: else nothing would be tuned."""
         last = self.past[-1]
         if last.is_foretold:
-            return externalize(self.clone(ForetellCandidates))
+            return externalize(self.clone(ForetellCandidates, rounds=self.n_rounds))
         is_empty = last.is_recalled and not (last.plan.exists() and len(tables.read(last.plan, schemas.PLAN)))
         return externalize(self.clone(TrainFamilyModels, round=0 if is_empty else last.number))
 
@@ -429,7 +431,7 @@ class Report(FinalTask):
     path = property(lambda self: self.given.shipped.reported)
 
     def requires(self) -> luigi.Task:
-        return externalize(self.clone(CompileModel, rounds=max(0, self.past[-1].number + 1)))
+        return externalize(self.clone(CompileModel, rounds=self.n_rounds))
 
     @property
     def provenance(self) -> Provenance:
@@ -580,6 +582,13 @@ class TuningTask(TunerTask):
         for stage in (GenerateCandidates, MeasureCandidates, TrainFamilyModels):
             yield self.clone(stage, round=self._finished)
 
+    def foretelling(self) -> Iterator[luigi.Task]:
+        """What no round tried, since measuring is over, or nothing is measured at all."""
+        so_far = history.load(self.past)
+        is_tried = all(so_far.of(member.subgraph_id).was_tried for member in self.members(so_far))
+        if not is_tried or (self.trials == 0 and not self._finished):
+            yield self.clone(ForetellCandidates, rounds=self._finished)
+
     def standing(self) -> Standing:
         """After the rounds that are finished."""
         so_far = history.load(self.past)
@@ -621,8 +630,7 @@ class TuneModel(TuningTask):
         while not (standing := self.look()).ended:  # goes round where another process did what it asks for
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
-        if self.trials == 0 and not self._finished:
-            yield self.clone(ForetellCandidates)
+        yield from self.foretelling()
         if not self.given.measured_on.can_compile:
             console.show(
                 f"Nothing is compiled from replayed measurements; the tables are in {self.given.run_files.folder}"
@@ -664,7 +672,7 @@ class DeliverModel(FinalTask):
     @property
     def stages(self) -> list[StageTask]:
         kinds = [CompileModel] if self.is_early else [CompileModel, Report]
-        return [self.clone(stage, rounds=max(0, self.past[-1].number + 1)) for stage in kinds]
+        return [self.clone(stage, rounds=self.n_rounds) for stage in kinds]
 
     def run(self) -> None:
         """No lock of its own is held: its stages take that of the run."""
@@ -711,8 +719,7 @@ class TuneModels(TuningTask):
                     yield task.clone(is_early=True)
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
-        if self.trials == 0 and not self._finished:
-            yield self.clone(ForetellCandidates)
+        yield from self.foretelling()
         for task in self.deliveries():
             yield task
         self.summarize()

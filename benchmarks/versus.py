@@ -104,7 +104,7 @@ def measure(kinds: Mapping[str, tuple[str, Path]], threads: int, turns: int, sec
 
 def n_bytes(path: Path) -> int | None:
     """Of a library and its parameters, or of a file; None if there is nothing."""
-    files = [path] if path.is_file() else [each for each in path.glob("*") if each.suffix in (".so", ".npz")]
+    files = [path] if path.is_file() else [*path.glob("*.so"), *path.glob("weights.*")]
     return sum(file.stat().st_size for file in files) or None
 
 

@@ -27,7 +27,7 @@ from lib.tuning import history
 from lib.tuning.base import BaseModels
 from lib.tuning.cost_model import FamilyModel, looks
 from lib.tuning.history import History
-from lib.tuning.members import join
+from lib.tuning.members import guess_s, join
 from lib.tuning.planning import PlanRow
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Known:
             MissingInput, ContractError: A model is not there, or damaged.
         """
         rows = [row for row in join(subgraphs, families) if row["family_id"]]
-        times = [_guess_s(row["flop"]) * row["weight"] for row in rows]
+        times = [guess_s(row["flop"]) * row["weight"] for row in rows]
         learned = _regrets(past)
         self.subgraphs = [
             Searched(row["subgraph_id"], row["family_id"], row["workload"], time / (sum(times) or 1.0),
@@ -86,11 +86,6 @@ class Known:
     ) -> "Searcher":
         """What searches for candidates; equal seeds give equal ones."""
         return Searcher(self.subgraphs, self._history, self._models, target.tvm(), config, seed, self._donors, recorded)
-
-
-def _guess_s(flop: float) -> float:
-    """Seconds of a subgraph that was never measured: enough to tell those that matter from those that do not."""
-    return 2e-6 + flop / 1e11
 
 
 def _models(past: Sequence[RoundFiles]) -> dict[str, FamilyModel]:

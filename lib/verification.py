@@ -33,6 +33,7 @@ class CompileConfig:
 
     finalists: int = 4  # candidates of a subgraph that are measured again
     repeats: int = 5  # turns of the finalists
+    finalists_share: float = 0.2  # of the time that measuring took, which they may take in all
     tolerance: float = 1e-3  # largest difference to the untuned program, relative to its largest value
     tolerance_narrow: float = 0.05  # the same of a whole model in bf16 or with bytes, to its file
     turns: int = 5  # of the whole models, tuned and untuned in alternation
@@ -45,6 +46,8 @@ class CompileConfig:
     def __post_init__(self) -> None:
         if min(self.finalists, self.repeats, self.turns) < 1 or min(self.tolerance, self.tolerance_narrow) <= 0:
             raise ConfigError(f"[compile] needs counts of at least 1 and positive tolerances, but got {self}.")
+        if self.finalists_share < 0:
+            raise ConfigError(f"[compile] finalists_share is a share, from 0 on, but got {self.finalists_share}.")
         if not 0 < self.memory_share <= 1:
             raise ConfigError(f"[compile] memory_share is above 0 and at most 1, but got {self.memory_share}.")
 

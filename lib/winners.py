@@ -2,9 +2,13 @@
 
 What was chosen is kept with the run: as long as its finalists stay the same, nobody times them again, be it for another
 model of the night that has the subgraph as well, or for a library that others of its subgraphs have improved.
+
+All of that takes a share of what measuring took, at most: after a short tuning the subgraphs with the least time go by
+what was measured of them, and the check of the whole model is theirs.
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +26,7 @@ from lib.verification import CompileConfig
 Say = Callable[[str], None]
 
 _FORETOLD = "foretold, not measured"
+_ONCE = "not timed again; checked with the whole model"
 _HOPELESS = 10  # times as slow as the fastest candidate: an untuned program that is not timed again
 _NEAR = 1.1  # times the fastest candidate's latency: a finalist that was slower while tuning is not timed again
 _WORTH = 0.01  # of an inference's time, for each finalist: which of a light subgraph's best is the fastest is no matter
@@ -49,25 +54,31 @@ def choose_all(
     say: Say,
     kept: Path | None = None,
 ) -> list[Choice]:
-    """What is shipped of each subgraph; several are compiled and checked side by side, and timed one at a time.
+    """What is shipped of each subgraph; several are compiled and checked side by side, and timed one at a time, those
+    with the most time first.
 
     Args:
         subgraphs: Rows of a SUBGRAPHS table with their families, as `members.join` has them.
         kept: Folder of what was chosen before; None: all is measured.
     """
-    choices = []
+    choices: dict[int, Choice] = {}
     times = [s["weight"] * so_far.of(s["subgraph_id"]).best_s if s["tunable"] else 0.0 for s in subgraphs]
-    whole = sum(time for time in times if time < math.inf) or 1.0
+    whole = sum(each for each in times if each < math.inf) or 1.0
+    until = time.monotonic() + config.finalists_share * so_far.measured_s
     with ThreadPoolExecutor(pool.width) as executor:
         try:
-            chosen = [executor.submit(choose, subgraph, so_far, config, pool, kept, share=min(1.0, time / whole))
-                      for subgraph, time in zip(subgraphs, times, strict=True)]  # fmt: skip
-            for n, choice in enumerate(chosen, start=1):
-                say(f"measuring the finalists of subgraph {n} of {len(subgraphs)}")
-                choices.append(choice.result())
+            chosen = {
+                n: executor.submit(
+                    choose, subgraphs[n], so_far, config, pool, kept, share=min(1.0, times[n] / whole), until=until
+                )
+                for n in sorted(range(len(subgraphs)), key=lambda n: -times[n])
+            }
+            for n, choice in chosen.items():
+                say(f"measuring the finalists of subgraph {len(choices) + 1} of {len(subgraphs)}")
+                choices[n] = choice.result()
         finally:
             executor.shutdown(cancel_futures=True)  # after an error the others are not waited for
-    return choices
+    return [choices[n] for n in range(len(subgraphs))]
 
 
 def choose(
@@ -78,6 +89,7 @@ def choose(
     kept: Path | None = None,
     *,
     share: float = 1.0,
+    until: float = math.inf,
 ) -> Choice:
     """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run.
 
@@ -85,6 +97,7 @@ def choose(
         subgraph: A row of SUBGRAPHS with its family.
         kept: See `choose_all`.
         share: Of an inference's time that it takes: with less of it, fewer finalists are timed again.
+        until: The moment (s of `time.monotonic`) from which on none is.
     """
     untuned = Choice(subgraph["subgraph_id"], subgraph["family_id"], None, None, None, None, subgraph["note"])
     past = so_far.of(subgraph["subgraph_id"])
@@ -99,6 +112,8 @@ def choose(
         return replace(untuned, note="no candidate worked")
     near = sum(each.latency_s <= _NEAR * finalists[0].latency_s for each in finalists)
     n_timed = min(near, max(1, round(share / _WORTH)))
+    if kept is None and time.monotonic() >= until:
+        return _once(untuned, finalists[0], past)
     if kept is None:
         return _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool)
     path = kept / f"{subgraph['subgraph_id']}.json"
@@ -109,12 +124,22 @@ def choose(
     known = _known(path, made_from, untuned, finalists, n_timed)
     if known:
         return known
+    if time.monotonic() >= until:
+        return _once(untuned, finalists[0], past)
     choice = _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool)
     if choice.tuned_s is not None:
         kept.mkdir(parents=True, exist_ok=True)
         facts = {key: value for key, value in asdict(choice).items() if key != "trace"}
         manifest.write(path, made_from, {"choice": facts, "timed": n_timed}, [])
     return choice
+
+
+def _once(untuned: Choice, fastest: TimedCandidate, past: SubgraphHistory) -> Choice:
+    """By what tuning measured."""
+    if past.untuned_s is not None and past.untuned_s <= fastest.latency_s:
+        return replace(untuned, untuned_s=past.untuned_s, tuned_s=past.untuned_s, note=_ONCE)
+    return replace(untuned, candidate_id=fastest.candidate_id, untuned_s=past.untuned_s, tuned_s=fastest.latency_s,
+                   note=_ONCE, trace=fastest.trace)  # fmt: skip
 
 
 def without_wrong(
@@ -124,26 +149,39 @@ def without_wrong(
     config: CompileConfig,
     pool: Pool,
 ) -> list[Choice]:
-    """Choices in which each foretold program that cannot be built, or computes something else, gives way to the next
-    best of its subgraph that does, or to the untuned one. Others were checked when they were timed.
+    """Choices in which each program that nobody checked, and that cannot be built or computes something else, gives way
+    to the next best of its subgraph that does, or to the untuned one. Others were checked when they were timed again.
 
     Args:
         choices: Of these subgraphs, in their order.
     """
-    return [
-        _right(choice, subgraph["workload"], so_far.of(choice.subgraph_id).foretold, config, pool)
-        if choice.note == _FORETOLD
-        else choice
-        for choice, subgraph in zip(choices, subgraphs, strict=True)
-    ]
+    found = []
+    for choice, subgraph in zip(choices, subgraphs, strict=True):
+        past = so_far.of(choice.subgraph_id)
+        if choice.note == _FORETOLD:
+            choice = _right(choice, subgraph["workload"], past.foretold, config, pool)
+        elif choice.note == _ONCE and choice.trace:
+            tuned = [each for each in past.fastest if each.trace != EMPTY_TRACE][: config.finalists]
+            choice = _right(choice, subgraph["workload"], tuned, config, pool)
+        found.append(choice)
+    return found
 
 
-def _right(choice: Choice, workload: str, foretold: Sequence[Foretold], config: CompileConfig, pool: Pool) -> Choice:
-    for candidate in foretold:
+def _right(
+    choice: Choice,
+    workload: str,
+    candidates: Sequence[Foretold] | Sequence[TimedCandidate],
+    config: CompileConfig,
+    pool: Pool,
+) -> Choice:
+    for candidate in candidates:
         error = pool.check(workload, candidate.trace, config.timeout_s)
         if error is not None and error <= config.tolerance:
-            return replace(choice, candidate_id=candidate.candidate_id, trace=candidate.trace)
-    return replace(choice, candidate_id=None, trace="", note="what was foretold does not work")
+            latency_s = candidate.latency_s if isinstance(candidate, TimedCandidate) else None
+            return replace(choice, candidate_id=candidate.candidate_id, trace=candidate.trace, max_error=error,
+                           tuned_s=latency_s)  # fmt: skip
+    wrong = "what was foretold does not work" if choice.note == _FORETOLD else "with wrong results"
+    return replace(choice, candidate_id=None, trace="", tuned_s=choice.untuned_s, note=wrong)
 
 
 def _known(

@@ -1,5 +1,7 @@
-"""What the models like best of each subgraph that was never measured: a library before the first measurement."""
+"""What the models like best of each subgraph that was never measured: a library before the first measurement, or before
+all were looked at."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from lib.search.evolution import SearchConfig
 from lib.searching import Known
 from lib.tuning import history
 from lib.tuning.base import BaseModels
-from lib.tuning.history import FORETOLD
+from lib.tuning.history import FORETOLD, SubgraphHistory
 from lib.tuning.planning import PlanRow
 
 _CHOICES = 2  # candidates of a subgraph: the second is for where the first cannot be compiled
@@ -25,7 +27,7 @@ _CHOICES = 2  # candidates of a subgraph: the second is for where the first cann
 def run(
     subgraphs: Path,
     families: Path,
-    recalled: RoundFiles,
+    past: Sequence[RoundFiles],
     target: AnyTarget,
     config: SearchConfig,
     bases: BaseModels,
@@ -34,11 +36,11 @@ def run(
     provenance: Provenance,
     out: RoundFiles,
 ) -> Path:
-    """Foretell the best candidates of the subgraphs of which nothing that works was recalled.
+    """Foretell the best candidates of the subgraphs that no round tried, and of which nothing that works was recalled.
 
     Args:
         subgraphs: A SUBGRAPHS table; `families`: the FAMILIES table made from it.
-        recalled: What is known, with the models trained on it.
+        past: What was recalled and the finished rounds, with the models trained on them.
         out: Is read like a round in which nothing was measured; gets the PLAN, MEASUREMENTS, TRAINING and, last, the
             CANDIDATES table. Those of a subgraph stand in the order of their scores.
 
@@ -47,19 +49,24 @@ def run(
     """
     clock = Clock()
     described, clustered = tables.read(subgraphs, SUBGRAPHS), tables.read(families, FAMILIES)
-    so_far = history.load([recalled])
+    so_far = history.load(past)
     with clock.spent("search"):
-        known = Known(described, clustered, [recalled], so_far, bases)
+        known = Known(described, clustered, past, so_far, bases)
         searcher = known.searcher(target, config, digests.seed(seed, "foretold"))
-        unknown = [each for each in known.subgraphs if not so_far.of(each.subgraph_id).fastest]
+        unknown = [each for each in known.subgraphs if _is_unknown(so_far.of(each.subgraph_id))]
         found = [(each, searcher.foretell(each.subgraph_id, _CHOICES)) for each in unknown]
     rows = [PlanRow(each.subgraph_id, each.family_id, FORETOLD, len(part), None, "by model") for each, part in found]
     tables.write(pa.Table.from_pylist([asdict(row) for row in rows], schema=PLAN), out.plan, PLAN, provenance)
     tables.write(MEASUREMENTS.empty_table(), out.measurements, MEASUREMENTS, provenance, clock=Clock().read())
-    trained = tables.read(recalled.training, TRAINING)
+    trained = tables.read(past[-1].training, TRAINING)
     tables.write(trained, out.training, TRAINING, provenance, clock=Clock().read())
     proposals = [(each.subgraph_id, each.family_id, proposal) for each, part in found for proposal in part]
     return tables.write(
         table(proposals), out.candidates, CANDIDATES, provenance, clock=clock.read(),
         files=[out.plan, out.measurements, out.training],
     )  # fmt: skip
+
+
+def _is_unknown(past: SubgraphHistory) -> bool:
+    """Whether nothing that works was recalled, and this run measured nothing either."""
+    return not past.fastest and past.n_trials == past.n_recalled

@@ -63,7 +63,7 @@ def run(
     clustered = tables.read(families, FAMILIES)
     found = (joint_members(described, clustered, tables.read(models, MODELS), so_far) if models
              else members(described, clustered))  # fmt: skip
-    rows = plan_round(so_far, found, plan_config)
+    rows = plan_round(so_far, found, plan_config, history.modelled(past))
     if not rows:
         raise NothingToImprove("No subgraph is left that can improve.")
     with clock.spent("search"):

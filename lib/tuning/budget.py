@@ -115,10 +115,12 @@ def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Bu
     past = history.load(rounds)
     so_far = spent(rounds, {member.subgraph_id: member.weight for member in members})
     reasons = [(member.subgraph_id, planning.dead(past.of(member.subgraph_id), config)) for member in members]
-    tried = all(past.of(member.subgraph_id).was_tried for member in members)
-    # A model needs something of each; without any trial it gets what is foretold.
-    over = _reached(budget, so_far) if tried or budget.trials == 0 else ""
-    if not over and not planning.plan_round(past, members, config):
+    # A model needs something of each subgraph: of one that was never tried what a model foretells, if there is one.
+    untried = [member for member in members if not past.of(member.subgraph_id).was_tried]
+    modelled = history.modelled(rounds) if untried else set()
+    settled = all(member.family_id in modelled for member in untried)
+    over = _reached(budget, so_far) if settled or budget.trials == 0 else ""
+    if not over and not planning.plan_round(past, members, config, modelled):
         over = "no subgraph is left that can improve"
     return Standing(so_far, budget, over, [(subgraph_id, reason) for subgraph_id, reason in reasons if reason])
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from lib.contracts import digests, tables
 from lib.contracts.conditions import Conditions, require_equal
 from lib.contracts.files import RoundFiles
-from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, N_FEATURES, PLAN
+from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, N_FEATURES, PLAN, TRAINING
 from lib.contracts.statuses import Status
 
 FORETOLD = "foretold"  # kind of a plan's row: nothing of it is measured
@@ -86,6 +86,7 @@ class History:
     last_family: str = ""
     conditions: Conditions | None = None  # under which all of it was measured; none yet if nothing was
     failures: Counter[str] = field(default_factory=Counter)  # trials by status, but for those that worked
+    measured_s: float = 0.0  # what builds and runs of all of them took, those of earlier runs included
 
     def of(self, subgraph_id: str) -> SubgraphHistory:
         """A subgraph's past; empty if it has none."""
@@ -102,6 +103,7 @@ class History:
                 past.foretold.append(Foretold(**row))
             return
         by_id = {row["candidate_id"]: row for row in candidates.drop_columns(["features"]).to_pylist()}
+        self.measured_s += sum(pc.sum(measurements[column]).as_py() or 0.0 for column in ("build_s", "run_s"))
         for row in measurements.select(["candidate_id", "subgraph_id", "status", "latencies"]).to_pylist():
             self._add_measurement(by_id[row["candidate_id"]], row["status"], row["latencies"])
             if not is_recalled:
@@ -153,6 +155,16 @@ def _fill(row: Mapping[str, Any], found: Mapping[str, int]) -> float:
 def model_latency_s(history: History, weights: Mapping[str, float]) -> float:
     """Estimated latency of the model, in seconds: the best of each subgraph times how often it is called."""
     return sum(weight * history.of(subgraph_id).best_s for subgraph_id, weight in weights.items())
+
+
+def modelled(rounds: Sequence[RoundFiles]) -> set[str]:
+    """The families that have a model after these rounds.
+
+    Raises:
+        MissingInput, ContractError: The last TRAINING table is not there, or not what it should be.
+    """
+    trained = tables.read(rounds[-1].training, TRAINING).select(["family_id", "model"]).to_pylist() if rounds else []
+    return {row["family_id"] for row in trained if row["model"]}
 
 
 @dataclass(frozen=True, slots=True)

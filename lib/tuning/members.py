@@ -23,9 +23,14 @@ def join(subgraphs: pa.Table, families: pa.Table) -> list[dict[str, Any]]:
 
 def members(subgraphs: pa.Table, families: pa.Table) -> list[Member]:
     """What planning needs to know of the subgraphs that are tuned."""
-    columns = subgraphs.select(["subgraph_id", "weight"])
-    return [Member(row["subgraph_id"], row["family_id"], row["weight"])
+    columns = subgraphs.select(["subgraph_id", "weight", "flop"])
+    return [Member(row["subgraph_id"], row["family_id"], row["weight"], guess_s=guess_s(row["flop"]))
             for row in join(columns, families) if row["family_id"]]  # fmt: skip
+
+
+def guess_s(flop: float) -> float:
+    """Seconds of a subgraph that was never measured: enough to tell those that matter from those that do not."""
+    return 2e-6 + flop / 1e11
 
 
 def joint_members(subgraphs: pa.Table, families: pa.Table, models: pa.Table, so_far: History) -> list[Member]:
@@ -49,7 +54,7 @@ def joint_members(subgraphs: pa.Table, families: pa.Table, models: pa.Table, so_
         for subgraph_id, calls in _calls(row):
             groups.setdefault(subgraph_id, group)
             counts[subgraph_id] += row["importance"] / total * calls / at_first
-    return [Member(m.subgraph_id, m.family_id, counts[m.subgraph_id], groups[m.subgraph_id])
+    return [Member(m.subgraph_id, m.family_id, counts[m.subgraph_id], groups[m.subgraph_id], m.guess_s)
             for m in members(subgraphs, families)]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ Sources: the gradient is Ansor's (OSDI 2020, section 6) as MetaSchedule's Gradie
 foresee tuning is FamilySeer's (ICPP 2023, section 4.3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lib.contracts.errors import ConfigError
@@ -12,6 +12,7 @@ from lib.contracts.statuses import Status
 from lib.tuning.history import History, SubgraphHistory
 
 STRATEGIES = ("foresee", "gradient", "round-robin")
+_FIRST_LOOKS = 12  # subgraphs that are tried first in one round
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Member:
     family_id: str
     weight: float  # calls of an inference; of several models together: what a second of it counts
     group: int = 0  # members of a lower one are tried first
+    guess_s: float = 1.0  # of a call, before anything is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +60,22 @@ class PlanRow:
     num_spared: int = 0
 
 
-def plan_round(history: History, members: Sequence[Member], config: PlanConfig) -> list[PlanRow]:
+def plan_round(
+    history: History, members: Sequence[Member], config: PlanConfig, modelled: Collection[str] = ()
+) -> list[PlanRow]:
     """The next round's choice.
 
+    Args:
+        modelled: The families that have a model already.
+
     Returns:
-        While there are subgraphs that were never tried: a row for each of the first group of them. Then: one row, or,
-        for a foresee round, one for each member of the family that may be chosen, the most promising first: whoever
-        searches picks one by what the cost model predicts of its programs. Empty when nothing is left that can
-        improve.
+        While there are subgraphs that were never tried: first looks at some of them. Then: one row, or, for a foresee
+        round, one for each member of the family that may be chosen, the most promising first: whoever searches picks
+        one by what the cost model predicts of its programs. Empty when nothing is left that can improve.
     """
     untried = [m for m in members if not history.of(m.subgraph_id).was_tried]
     if untried:
-        n, first = config.num_trials_warmup, min(m.group for m in untried)
-        return [PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look")
-                for m in untried if m.group == first]  # fmt: skip
+        return _first_looks(untried, config, modelled)
     alive = [m for m in members if not dead(history.of(m.subgraph_id), config)]
     if config.strategy == "round-robin":
         return _turn(history, members, alive, config)
@@ -87,6 +91,19 @@ def plan_round(history: History, members: Sequence[Member], config: PlanConfig) 
     return [
         _row(m, "bottleneck", config.num_trials_per_round, history, config, "largest promise") for m in by_promise[:1]
     ]
+
+
+def _first_looks(untried: Sequence[Member], config: PlanConfig, modelled: Collection[str]) -> list[PlanRow]:
+    """A few, of the first group: those of which no model tells anything, then by their time.
+
+    So a run whose time is short ends between them, with what matters most measured and a model for what does not; and
+    models learn from one round for the first looks of the next.
+    """
+    first, n = min(m.group for m in untried), config.num_trials_warmup
+    ranked = sorted(
+        (m for m in untried if m.group == first), key=lambda m: (m.family_id in modelled, -m.weight * m.guess_s)
+    )
+    return [PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look") for m in ranked[:_FIRST_LOOKS]]
 
 
 def promise(past: SubgraphHistory, weight: float, config: PlanConfig) -> float:

@@ -105,10 +105,52 @@ def test_a_finalist_is_timed_again_for_each_hundredth_of_an_inference_that_its_s
     pool = FakePool([], [1e-7] * 3)
     pool.width = 1
     pool.compare = lambda _workload, traces, _repeats, *, baseline: ([[1.0 / len(traces)] for _ in traces], [])
+    so_far.measured_s = 1e6
 
     choices = winners.choose_all(subgraphs, so_far, CompileConfig(finalists=4), pool, lambda _text: None)
 
     assert [choice.tuned_s for choice in choices] == [1 / 4, 0.014, 1 / 3]
+
+
+@pytest.mark.parametrize(("untuned_s", "expected"), [(2.0, ("a", 0.1)), (None, ("a", 0.1)), (0.05, (None, 0.05))])
+def test_when_the_time_for_finalists_is_over_the_rest_go_by_what_was_measured(untuned_s, expected):
+    pool = FakePool([], [])
+    pool.width = 1
+
+    [choice] = winners.choose_all([SUBGRAPH], past(untuned_s), QUICK, pool, lambda _text: None)  # measured in no time
+
+    assert pool.baselines == []
+    assert (choice.candidate_id, choice.tuned_s) == expected
+    assert (choice.max_error, choice.note) == (None, "not timed again; checked with the whole model")
+
+
+def test_the_time_for_finalists_goes_to_the_subgraphs_that_take_most():
+    so_far, asked = History(), []
+    for key, latency_s in {"light": 0.1, "heavy": 9.0}.items():
+        program = TimedCandidate(latency_s, key, f'"{key}"')
+        so_far.subgraphs[key] = SubgraphHistory(fastest=[program], untuned_s=latency_s, best_after=[latency_s])
+    pool = FakePool([], [1e-7] * 2)
+    pool.width, so_far.measured_s = 1, 1e6
+    pool.compare = lambda _workload, traces, _repeats, *, baseline: (asked.append(traces), ([[0.01]], [1.0]))[1]
+
+    winners.choose_all([{**SUBGRAPH, "subgraph_id": key} for key in so_far.subgraphs], so_far, QUICK, pool, str)
+
+    assert asked == [['"heavy"'], ['"light"']]
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [([1e-7], ("a", 0.1, 1e-7)), ([0.5, 1e-7], ("b", 0.1 * 1.05, 1e-7)), ([None, 0.5], (None, 2.0, None))],
+)
+def test_what_was_not_checked_gives_way_to_the_next_best_that_is_right(errors, expected):
+    pool = FakePool([], errors)
+    pool.width = 1
+    unchecked = winners.choose_all([SUBGRAPH], past(2.0), QUICK, pool, lambda _text: None)
+
+    [choice] = winners.without_wrong(unchecked, [SUBGRAPH], past(2.0), QUICK, pool)
+
+    assert (choice.candidate_id, choice.tuned_s, choice.max_error) == expected
+    assert pool.errors == []
 
 
 def test_the_untuned_schedule_is_no_finalist_and_without_others_it_is_shipped():
@@ -189,7 +231,7 @@ def test_real_finalists_are_timed_and_checked(cpu, pool, tmp_path):
     workload = matmul(128, 128, 128)
     proposals = sample(workload, cpu.tvm(), 2, known=(), seed=0)
     fastest = [TimedCandidate(1e-6, f"c{n}", proposal.trace) for n, proposal in enumerate(proposals)]
-    found = History(subgraphs={"s": SubgraphHistory(fastest=fastest)})
+    found = History(subgraphs={"s": SubgraphHistory(fastest=fastest)}, measured_s=1e6)
     subgraph = {**SUBGRAPH, "workload": tvm.ir.save_json(workload)}
 
     [choice] = winners.choose_all([subgraph], found, QUICK, pool, lambda _text: None, tmp_path)

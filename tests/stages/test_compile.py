@@ -28,7 +28,7 @@ from tests.lib.models.test_onnx_import import block
 from tests.stages.conftest import PLAN, PROVENANCE, SEARCH, TRAIN
 from tests.stages.test_extract import wide
 
-QUICK = CompileConfig(finalists=1, repeats=1, turns=2, timeout_s=60)
+QUICK = CompileConfig(finalists=1, finalists_share=99, repeats=1, turns=2, timeout_s=60)
 
 
 @pytest.fixture(scope="module")

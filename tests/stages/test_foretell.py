@@ -1,10 +1,20 @@
 import json
 
+import pyarrow.compute as pc
 import pytest
 
 from lib.contracts import manifest, tables
 from lib.contracts.files import RunFiles
-from lib.contracts.schemas import CANDIDATES, FAMILIES, FEATURE_VERSION, PLAN, RESULTS, SUBGRAPHS
+from lib.contracts.schemas import (
+    CANDIDATES,
+    FAMILIES,
+    FEATURE_VERSION,
+    MEASUREMENTS,
+    PLAN,
+    RESULTS,
+    SUBGRAPHS,
+    TRAINING,
+)
 from lib.tuning import base, history
 from lib.tuning.base import CARD, BaseModels, bases_of
 from lib.tuning.cost_model import Samples, train
@@ -47,7 +57,7 @@ def begun(started, bases, tmp_path):
 
 def foretold(started, run, cpu, bases):
     foretell.run(
-        started.model.subgraphs, started.families, run.recalled, cpu, SEARCH, bases, seed=0, provenance=PROVENANCE,
+        started.model.subgraphs, started.families, [run.recalled], cpu, SEARCH, bases, seed=0, provenance=PROVENANCE,
         out=run.foretold,
     )  # fmt: skip
     return history.load([run.recalled, run.foretold])
@@ -91,6 +101,35 @@ def test_a_library_of_what_was_foretold_is_verified(started, begun, cpu, bases, 
     notes = {row["note"] for row in rows if row["family_id"] == "conv2d"}
     assert notes == {"foretold, not measured"}
     assert (facts["n_trials"], facts["n_rounds"]) == (0, 0)
+
+
+def test_after_rounds_only_what_none_of_them_tried_is_foretold(started, begun, cpu, bases):
+    measured = started.run.round(0)
+    tried = set(tables.read(measured.plan, PLAN)["subgraph_id"].to_pylist())
+    rest = tables.read(started.model.subgraphs, SUBGRAPHS).filter(pc.field("tunable"))["subgraph_id"].to_pylist()
+    for path, schema in (
+        (measured.plan, PLAN),
+        (measured.candidates, CANDIDATES),
+        (measured.measurements, MEASUREMENTS),
+    ):
+        keep = pc.not_equal(tables.read(path, schema)["subgraph_id"], rest[0])
+        out = begun.round(0).folder / path.name
+        tables.write(
+            tables.read(path, schema).filter(keep), out, schema, PROVENANCE, clock=tables.stamp(path, schema).clock
+        )
+    tables.write(tables.read(begun.recalled.training, TRAINING), begun.round(0).training, TRAINING, PROVENANCE)
+    past = [begun.recalled, begun.round(0)]
+
+    foretell.run(
+        started.model.subgraphs, started.families, past, cpu, SEARCH, bases, seed=0, provenance=PROVENANCE,
+        out=begun.foretold,
+    )  # fmt: skip
+
+    assert set(rest) == tried
+    so_far = history.load([*past, begun.foretold])
+    assert [key for key in rest if so_far.of(key).foretold] == [rest[0]]
+    assert so_far.n_rounds == 1
+    assert so_far.of(rest[1]).fastest
 
 
 def test_a_foretold_program_that_is_wrong_is_left_out(started, begun, cpu, bases, pool):

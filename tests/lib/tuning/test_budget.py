@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from lib.contracts.errors import ConfigError
-from lib.tuning import budget
+from lib.tuning import budget, history
 from lib.tuning.budget import Budget, Spent, default_trials
 from lib.tuning.history import History, SubgraphHistory
 from lib.tuning.planning import Member, PlanConfig
@@ -41,11 +41,22 @@ def test_a_run_ends_when_nothing_is_left_to_improve(run, monkeypatch):
 
 def test_no_run_is_over_before_each_subgraph_was_tried(run, monkeypatch):
     monkeypatch.setattr(budget, "spent", lambda *_: Spent(2, 6, 99.0, 3.0, Counter()))
+    monkeypatch.setattr(history, "modelled", lambda _rounds: set())
     untried = [*MEMBERS, Member("c", "f", 1)]
 
     assert budget.standing([], MEMBERS, Budget(trials=1), PLAN).ended == ""
     assert budget.standing([], MEMBERS, Budget(trials=0), PLAN).ended  # what is foretold will do
     assert budget.standing(run.rounds(2), untried, Budget(trials=1), PLAN).ended == ""
+
+
+def test_a_limit_ends_a_run_before_each_was_tried_where_models_foretell_the_others(run, monkeypatch):
+    monkeypatch.setattr(budget, "spent", lambda *_: Spent(2, 6, 99.0, 3.0, Counter()))
+    monkeypatch.setattr(history, "modelled", lambda _rounds: {"f"})
+    foretold, other = [*MEMBERS, Member("c", "f", 1)], [*MEMBERS, Member("c", "g", 1)]
+
+    assert budget.standing(run.rounds(2), foretold, Budget(trials=6), PLAN).ended == "6 trials"
+    assert budget.standing(run.rounds(2), foretold, Budget(trials=7), PLAN).ended == ""
+    assert budget.standing(run.rounds(2), other, Budget(trials=6), PLAN).ended == ""
 
 
 def past(**latency_and_known):

@@ -5,7 +5,9 @@ from lib.contracts.schemas import FAMILIES, MODELS
 from lib.tuning.history import History, SubgraphHistory
 from lib.tuning.members import first_latency_s, is_tried, joint_members, latency_s
 
-SUBGRAPHS = pa.table({"subgraph_id": ["a", "b", "c"], "weight": pa.array([5, 1, 2], pa.int32())})
+SUBGRAPHS = pa.table({
+    "subgraph_id": ["a", "b", "c"], "weight": pa.array([5, 1, 2], pa.int32()), "flop": [0.0, 1e9, 1e6],
+})  # fmt: skip
 CLUSTERED = pa.table({"subgraph_id": ["a", "b", "c"], "family_id": ["f", "f", "g"]}).cast(FAMILIES)
 MODEL_1 = {"name": "one", "importance": 1.0, "error": "", "subgraphs": ["a", "b"], "calls": [3, 1]}
 MODEL_2 = {"name": "two", "importance": 3.0, "error": "", "subgraphs": ["a", "c"], "calls": [2, 2]}
