@@ -33,7 +33,7 @@ class CompileConfig:
 
     finalists: int = 4  # candidates of a subgraph that are measured again
     repeats: int = 5  # turns of the finalists
-    finalists_share: float = 0.2  # of the time that measuring took, which they may take in all
+    finalists_share: float = 0.15  # of the time that measuring took, which they may take in all
     tolerance: float = 1e-3  # largest difference to the untuned program, relative to its largest value
     tolerance_narrow: float = 0.05  # the same of a whole model in bf16 or with bytes, to its file
     turns: int = 5  # of the whole models, tuned and untuned in alternation

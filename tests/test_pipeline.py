@@ -35,6 +35,10 @@ def run_files(tmp_path: Path) -> RunFiles:
     return RunFiles(folder)
 
 
+def subgraphs_of(run: RunFiles):
+    return ModelFiles(run.folder.parent.parent).subgraphs, SUBGRAPHS
+
+
 def n_rounds(run: RunFiles) -> int:
     return len(list((run.folder / "rounds").iterdir()))
 
@@ -424,6 +428,35 @@ def test_without_trials_there_is_a_verified_library_all_the_same(tmp_path):
     assert "foretold, not measured" in notes
     assert ("evolved" in origins) == bool(base_models(targets.cpu_target().instructions).of("conv2d"))
     assert "speed-up not known" in run.report.read_text()
+
+
+def test_a_run_whose_limit_comes_before_all_was_tried_takes_the_rest_as_models_foretell_it_and_goes_on(tmp_path):
+    surroundings = environment(tmp_path)
+    config = Path(surroundings["LUIGI_CONFIG_PATH"])
+    config.write_text(
+        config.read_text().replace("base = no", "base = yes").replace("[plan]", "[plan]\nnum_first_looks = 1")
+    )
+
+    def tune(*given):
+        command = luigi_command("TuneModel", "--model", SMALL, *given)
+        done = subprocess.run(command, env=surroundings, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        run = run_files(tmp_path)
+        return run, pq.read_table(run.compiled.results).to_pylist(), json.loads(run.compiled.manifest.read_text())
+
+    run, rows, facts = tune("--trials", "1")
+    foretold = {row["family_id"] for row in rows if row["note"] == "foretold, not measured"}
+    bases = base_models(targets.cpu_target().instructions)
+    assert all(bases.of(family) for family in foretold)
+    if all(bases.of(row["core_operator"]) for row in tables.read(*subgraphs_of(run)).to_pylist() if row["tunable"]):
+        assert n_rounds(run) == 1
+        assert len(foretold) >= 2
+    assert facts["max_error"] < 1e-4
+
+    run, rows, facts = tune("--trials", "30")
+    assert not any("foretold" in row["note"] for row in rows)
+    assert facts["n_trials"] >= 30
+    assert facts["max_error"] < 1e-4
 
 
 @needs_it

@@ -12,7 +12,6 @@ from lib.contracts.statuses import Status
 from lib.tuning.history import History, SubgraphHistory
 
 STRATEGIES = ("foresee", "gradient", "round-robin")
-_FIRST_LOOKS = 12  # subgraphs that are tried first in one round
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +22,7 @@ class PlanConfig:
     foresee: float = 0.25  # beta: share of a round that the bottleneck's family gets after it
     num_trials_per_round: int = 64
     num_trials_warmup: int = 10  # of each subgraph when it is tried first, the untuned program among them
+    num_first_looks: int = 12  # subgraphs that are tried first in one round
     alpha: float = 0.2  # weight of past improvement against what is left to gain
     backward_window: int = 3  # rounds over which past improvement is measured
     patience: int = 512  # trials without an improvement of 1 % after which a subgraph asks for no more
@@ -32,8 +32,11 @@ class PlanConfig:
             raise ConfigError(f"--strategy must be one of {', '.join(STRATEGIES)}, but got {self.strategy!r}.")
         if not 0 <= self.foresee <= 1:
             raise ConfigError(f"--foresee is a share of a round, between 0 and 1, but got {self.foresee}.")
-        if self.num_trials_per_round < 1 or self.num_trials_warmup < 2:
-            raise ConfigError(f"[plan] needs num_trials_per_round >= 1 and num_trials_warmup >= 2, but got {self}.")
+        if min(self.num_trials_per_round, self.num_first_looks) < 1 or self.num_trials_warmup < 2:
+            raise ConfigError(
+                "[plan] needs num_trials_per_round >= 1, num_first_looks >= 1 and num_trials_warmup >= 2, but got "
+                f"{self}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,9 @@ def _first_looks(untried: Sequence[Member], config: PlanConfig, modelled: Collec
     ranked = sorted(
         (m for m in untried if m.group == first), key=lambda m: (m.family_id in modelled, -m.weight * m.guess_s)
     )
-    return [PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look") for m in ranked[:_FIRST_LOOKS]]
+    return [
+        PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look") for m in ranked[: config.num_first_looks]
+    ]
 
 
 def promise(past: SubgraphHistory, weight: float, config: PlanConfig) -> float:

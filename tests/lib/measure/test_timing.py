@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -51,6 +52,21 @@ def test_each_run_takes_the_next_arguments(cpu, memory):
         assert len(latencies) == 2
         assert min(latencies) > 0
         np.testing.assert_allclose(out.numpy(), x @ last, rtol=1e-4, atol=1e-4)
+
+
+def test_a_first_look_at_a_long_kernel_runs_it_once():
+    runs = []
+
+    def kernel(*_arguments):
+        runs.append(0)
+        time.sleep(0.005)
+
+    evaluate = timing.on_rotating_arguments({"main": kernel}, [[1]])
+
+    [latency_s] = evaluate(1, 1)
+    assert (len(runs), latency_s >= 0.005) == (1, True)
+    evaluate(2, 1)
+    assert len(runs) == 1 + 1 + 2  # one wakes the threads up
 
 
 def evaluator(latency_s, asked):
