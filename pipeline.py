@@ -2,7 +2,7 @@
 
     ExtractSubgraphs -> ClusterFamilies -> RecallMeasurements -> TrainFamilyModels(-1)
         -> [GenerateCandidates(r) -> MeasureCandidates(r) -> TrainFamilyModels(r)] for r = 0, 1, ...
-        -> CompileModel -> Report                              (--trials 0: ForetellCandidates in place of rounds)
+        -> [ForetellCandidates] -> CompileModel -> Report      (foretold: what no round tried; with --trials 0 all)
 
 `TuneModel` asks for rounds until a limit is reached, then compiles and reports. A task is complete if its output was
 made from what its inputs are now: digests in the files decide. A stage started alone says what is missing before it.

@@ -91,6 +91,9 @@ def _corners(points: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
     return at[kept], latency_ms[kept]
 
 
+_NO_ESTIMATE = "no estimate: some subgraphs were not measured"
+
+
 def draw_curve(points: pa.Table, measured: Mapping[str, Sequence[float]], title: str, out: Path) -> None:
     """The tuning curve over seconds and over trials, with what the compiled model took in the end."""
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -102,7 +105,11 @@ def draw_curve(points: pa.Table, measured: Mapping[str, Sequence[float]], title:
         ("seconds of tuning", "trials"),
         strict=True,
     ):
-        axes.step(points[column].to_numpy(), latency_ms, where="post", label="estimate: sum over subgraphs")
+        if len(points):
+            axes.step(points[column].to_numpy(), latency_ms, where="post", label="estimate: sum over subgraphs")
+        else:
+            axes.text(0.5, 0.75, _NO_ESTIMATE, transform=axes.transAxes, ha="center", color="gray")
+            axes.set_xticks([])
         if tuned_ms is not None:
             axes.axhline(tuned_ms, color="tab:green", linestyle="--", label=f"compiled and measured: {tuned_ms:.2f} ms")
         axes.set_yscale("log")
