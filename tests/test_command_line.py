@@ -153,7 +153,10 @@ def test_a_round_that_another_process_made_meanwhile_is_not_the_end(monkeypatch)
     standings = iter(["", "", "9 trials"])
     monkeypatch.setattr(task, "look", lambda: SimpleNamespace(ended=next(standings)))
     monkeypatch.setattr(task, "next_round", lambda: iter(["a round"]))
+    monkeypatch.setattr(task, "foretelling", lambda: iter(["what was not tried"]))
 
     asked = [each if isinstance(each, str) else each.task_family for each in task.run()]
 
-    assert asked == ["TrainFamilyModels", "a round", "a round", "CompileModel", "Report"]
+    assert asked == [
+        "TrainFamilyModels", "a round", "a round", "what was not tried", "CompileModel", "Report",
+    ]  # fmt: skip

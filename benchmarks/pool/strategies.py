@@ -147,12 +147,13 @@ class Replay:
             self.measured.setdefault(row.family_id, []).extend(new)
             places += new
         rows = [
-            {"candidate_id": row.candidate_id, "subgraph_id": row.subgraph_id,
+            {"candidate_id": row.candidate_id, "subgraph_id": row.subgraph_id, "build_s": 0.0, "run_s": 0.0,
              **({"status": Status.OK, "latencies": [row.latency]} if np.isfinite(row.latency)
                 else {"status": Status.RUN_ERROR, "latencies": []})}
             for row in self.pool.rows.iloc[places].itertuples()
         ]  # fmt: skip
-        columns = [MEASUREMENTS.field(name) for name in ("candidate_id", "subgraph_id", "status", "latencies")]
+        names = ("candidate_id", "subgraph_id", "status", "latencies", "build_s", "run_s")
+        columns = [MEASUREMENTS.field(name) for name in names]
         self.history.add_round(
             plan,
             self.candidates.take(pa.array(places, pa.int64())),

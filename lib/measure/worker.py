@@ -74,7 +74,9 @@ class Kernels:
         scheduled = traces.program(workload, request.trace, self._target)
         # What MetaSchedule's default_build does: weights count as packed before.
         program = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(scheduled)
-        self._built[request.candidate_id] = self._compiled(program, value_bounds(workload["main"]))
+        is_untuned = request.trace == traces.EMPTY_TRACE
+        target = lowering.for_untuned(self._target) if is_untuned else self._target
+        self._built[request.candidate_id] = self._compiled(program, target, value_bounds(workload["main"]))
         return Built(time.perf_counter() - start)
 
     def time(self, request: Time) -> Timed:
@@ -106,7 +108,7 @@ class Kernels:
         """
         workload = self._loaded()
         reference, program = (
-            self._compiled(program, value_bounds(workload["main"]))
+            self._compiled(program, self._target, value_bounds(workload["main"]))
             for program in (
                 lowering.reference(workload, self._target),
                 traces.program(workload, request.trace, self._target),
@@ -142,9 +144,9 @@ class Kernels:
         return self._workload
 
     def _compiled(
-        self, program: tvm.IRModule, bounds: Mapping[int, int]
+        self, program: tvm.IRModule, target: Target, bounds: Mapping[int, int]
     ) -> tuple[tvm.runtime.Module, tuple[Param, ...]]:
-        kernel = lowering.build(program, self._target, self._lowering)
+        kernel = lowering.build(program, target, self._lowering)
         kernel.get_function("main")  # machine code is made here, not in the timing
         return kernel, parameters(program, bounds)
 

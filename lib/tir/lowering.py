@@ -119,6 +119,14 @@ def scheduled(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         return tvm.transform.Sequential(default_schedules(target))(module.clone())
 
 
+def for_untuned(target: Target) -> Target:
+    """A target for programs without a schedule: LLVM's third level unrolls the loops of a depthwise convolution of
+    bytes, sigmoid and all, and takes eighteen seconds for what the second makes in a third of one."""
+    if target.kind.name != "llvm" or "opt-level" in target.attrs:
+        return target
+    return Target({**target.export(), "opt-level": 2})
+
+
 def reference(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """A module to check results against, which no trace has touched: on CPUs, each block's outer loops in parallel and
     its sums around the innermost loop over results, which compilers then turn into vectors.

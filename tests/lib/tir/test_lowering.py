@@ -137,3 +137,12 @@ def test_a_whole_model_compiles_for_a_gpu_with_a_trace_and_without(h100, tmp_pat
 
     assert (tmp_path / "tuned.so").stat().st_size > 0
     assert (tmp_path / "untuned.so").stat().st_size > 0
+
+
+def test_what_is_not_tuned_is_compiled_for_the_same_cpu_at_the_second_level(cpu):
+    target = cpu.tvm()
+
+    plain = lowering.for_untuned(target)
+
+    assert dict(plain.export()) == {**target.export(), "opt-level": 2}
+    assert lowering.for_untuned(plain) is plain
