@@ -35,9 +35,9 @@ _FORESEE_CHOICE = 3  # family members that are looked at before one of them gets
 _FORESEE_LOOK = 16  # programs sampled of each for that look
 _DONORS = 3  # whose adapted traces are measured in a first look
 _LIGHT = 16  # programs of an island in a first look at a subgraph that only MetaSchedule's space has
-_REGRET = (
-    0.02  # of a first look: by how much its best may be slower than the best of a longer one, over the whole model
-)
+# Of a first look: by how much its best may be slower than the best of a longer one, over the whole model. Later rounds,
+# if there are any, spend their trials better than a longer look at each subgraph would.
+_REGRET = 0.04
 
 
 @dataclass(frozen=True, slots=True)

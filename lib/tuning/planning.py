@@ -22,7 +22,7 @@ class PlanConfig:
     foresee: float = 0.25  # beta: share of a round that the bottleneck's family gets after it
     num_trials_per_round: int = 64
     num_trials_warmup: int = 10  # of each subgraph when it is tried first, the untuned program among them
-    num_first_looks: int = 12  # subgraphs that are tried first in one round
+    num_first_looks: int = 20  # subgraphs that are tried first in one round
     alpha: float = 0.2  # weight of past improvement against what is left to gain
     backward_window: int = 3  # rounds over which past improvement is measured
     patience: int = 512  # trials without an improvement of 1 % after which a subgraph asks for no more
