@@ -32,6 +32,7 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
         out: The library, which must end in `.so` and must not be loaded by this process.
     """
     module = schedule(module, traces)
+    target = target if traces else lowering.for_untuned(target)
     stages = lowering.passes(target)
     # Not MetaScheduleApplyDatabase's lookup nor compile_relax: both miss silently when an attribute differs.
     with target, tvm.transform.PassContext(opt_level=3):

@@ -10,6 +10,7 @@ from lib.report.nights import ModelRow, NightRows
 from lib.report.rows import Accuracy, RunRows, SubgraphRow
 from lib.tir.numerics import VANISHING
 
+_WIDEST = 48  # characters of a name in a table
 _OWN = ("extract", "recall", "worker start", "rest")  # seconds that no user asked for
 
 
@@ -66,7 +67,7 @@ def subgraph_table(subgraphs: Sequence[SubgraphRow]) -> str:
 def _subgraph_line(row: SubgraphRow) -> tuple[str, ...]:
     before, after = row.untuned_s, row.tuned_s
     return (
-        row.name,
+        _short(row.name),
         row.family_id or "-",
         str(row.calls),
         str(row.trials),
@@ -79,6 +80,11 @@ def _subgraph_line(row: SubgraphRow) -> tuple[str, ...]:
         row.source,
         row.note,
     )
+
+
+def _short(name: str) -> str:
+    """Of a fused function that names all it computes, its beginning and its end, which tell it from others."""
+    return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 16]}...{name[-13:]}"
 
 
 def counted(kinds: Mapping[str, int]) -> str:
