@@ -223,7 +223,11 @@ def _added(before: dict[str, Any], card: dict[str, Any], wanted: list[str]) -> d
     told["operators"] = sorted(card["operators"])
     added = [each for each in before.get("added", []) if not set(each["operators"]) & set(card["operators"])]
     kept = {operator: facts for operator, facts in before["operators"].items() if operator not in wanted}
-    return {**before, "operators": {**kept, **card["operators"]}, "added": [*added, told]}
+    return {
+        **before,
+        "operators": {**kept, **card["operators"]},
+        "added": [*added, *([told] if told["operators"] else [])],
+    }
 
 
 if __name__ == "__main__":
