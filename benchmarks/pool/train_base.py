@@ -105,8 +105,17 @@ def _of_spaces_of_now(candidates: pa.Table, folder: Path) -> pa.Table:
 
 def target_of(folder: Path) -> Target:
     """What a pool's programs were compiled for."""
+    return _target(folder).tvm()
+
+
+def target_class(folder: Path) -> str:
+    """The class of targets that this is of, as base models have them."""
+    return _target(folder).instructions
+
+
+def _target(folder: Path) -> targets.CpuTarget:
     [text] = {row["target"] for row in _conditions(folder)}
-    return targets.cpu_target(text).tvm()
+    return targets.cpu_target(text)
 
 
 def _is_quiet(moments: np.ndarray, folder: Path) -> np.ndarray:
@@ -149,7 +158,9 @@ def foretold(pool: Pool, usable: np.ndarray, operator: str, without: list[str]) 
             chosen = np.flatnonzero(unseen & (pool.groups == group) & np.isfinite(pool.latencies))
             if len(chosen) >= _LEAST_PROGRAMS:
                 told = [_told(each.predict(pool.features[chosen]), pool.latencies[chosen]) for each in models]
-                rows += [{"model": name, "group": group, **one} for one in told]
+                of = {"model": name, "group": group, "subgraph": pool.subgraphs[chosen[0]], "operator": operator,
+                      "best": pool.latencies[chosen].min(), "programs": len(chosen)}  # fmt: skip
+                rows += [of | one for one in told]
     return pd.DataFrame(rows)
 
 
