@@ -29,6 +29,7 @@ from lib.contracts.conditions import Conditions
 from lib.contracts.files import RunFiles
 from lib.contracts.schemas import FAMILIES, REMEMBERED, SUBGRAPHS
 from lib.contracts.tables import Provenance
+from lib.search import nest
 from lib.tuning.memory import Memory
 from stages import recall
 
@@ -41,7 +42,7 @@ CONDITIONS = Conditions('{"kind": "llvm"}', 2, "cold", "plain r0", 1, "a CPU", "
 def rows(subgraph: int, start: int, rng: np.random.Generator) -> pa.Table:
     """A file's worth of REMEMBERED."""
     operator = OPERATORS[subgraph % len(OPERATORS)]
-    features = rng.random(55).astype(np.float32)
+    features = rng.random(len(nest.NAMES)).astype(np.float32)
     found = [
         {
             "core_operator": operator, "operators": [operator], "candidate_id": f"{subgraph:08x}{n:08x}",

@@ -11,7 +11,8 @@ model of the pools in turn, all its subgraphs are kept from training, and those 
 `regrets` has, for n = 1, 2, ... 10, how much slower the fastest of the first n of a subgraph's recorded programs, in
 the order in which they were foretold, is than the fastest of all of them; the geometric mean over subgraphs. Programs
 of a pool are in part those that an earlier model liked; those of MetaSchedule's space are left out where a subgraph has
-a space of this project by now.
+a space of this project by now, and where it has none, models see of them what traces say: there are too few for what
+`PerStoreFeature` says of lowered programs beside it.
 """
 
 import argparse
@@ -25,10 +26,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from deep import moments
+from tvm.target import Target
 
 from lib.contracts import tables
 from lib.contracts.schemas import CANDIDATES, FEATURE_VERSION, MEASUREMENTS, MODELS, SUBGRAPHS
 from lib.machine import targets
+from lib.search import nest
 from lib.search.evolution import METASCHEDULE
 from lib.search.spaces.table import fitting
 from lib.tir.workload import load_workload
@@ -38,7 +41,8 @@ from lib.tuning.history import latencies_s, matrix
 
 _LEAST_SUBGRAPHS = 4  # that an operator must have
 _LEAST_PROGRAMS = 5  # of a group, to be foretold
-_LEAST_FORETOLD = 2  # groups: one says nothing of how many programs are enough
+_LEAST_FORETOLD = 2  # groups: one says little of how many programs are enough
+_SEEDS = 4  # of models that are asked for what they foretell
 _QUIET = 1.25  # times what the fastest fifth of an anchor's measurements take at most
 CONFIG = TrainConfig(num_boost_round=150, max_depth=5, learning_rate=0.05, colsample=0.3)
 
@@ -53,6 +57,7 @@ class Pool:
         self.is_quiet = rows["is_quiet"].to_numpy(bool)
         self.is_own = np.repeat([True] * len(folders) + [False] * len(beside), [len(found) for found, _ in parts])
         self.features = np.concatenate([features for _, features in parts])
+        self.features[:, len(nest.NAMES) :] = np.nan
         self.subgraphs, self.operators = rows["subgraph_id"].to_numpy(str), rows["operator"].to_numpy(str)
         self.latencies, self.groups = rows["latency"].to_numpy(float), rows["group"].to_numpy(str)
         self.lowerings = sorted({row["lowering"] for folder in folders for row in _conditions(folder)})
@@ -89,14 +94,28 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
 
 def _of_spaces_of_now(candidates: pa.Table, folder: Path) -> pa.Table:
     """Candidates but for those of MetaSchedule's space of subgraphs that have a space of this project by now."""
-    [text] = {row["target"] for row in _conditions(folder)}
-    target, is_stock = targets.cpu_target(text).tvm(), pc.equal(candidates["space"], METASCHEDULE)
+    target, is_stock = target_of(folder), pc.equal(candidates["space"], METASCHEDULE)
     ids = set(candidates.filter(is_stock)["subgraph_id"].to_pylist())
     rows = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).select(["subgraph_id", "workload"]).to_pylist()
     moved = [row["subgraph_id"] for row in rows
              if row["subgraph_id"] in ids and fitting(load_workload(row["workload"]), target)]  # fmt: skip
     has_moved = pc.is_in(candidates["subgraph_id"], pa.array(moved, pa.string()))
     return candidates.filter(pc.invert(pc.and_(is_stock, has_moved)))
+
+
+def target_of(folder: Path) -> Target:
+    """What a pool's programs were compiled for."""
+    return _target(folder).tvm()
+
+
+def target_class(folder: Path) -> str:
+    """The class of targets that this is of, as base models have them."""
+    return _target(folder).instructions
+
+
+def _target(folder: Path) -> targets.CpuTarget:
+    [text] = {row["target"] for row in _conditions(folder)}
+    return targets.cpu_target(text)
 
 
 def _is_quiet(moments: np.ndarray, folder: Path) -> np.ndarray:
@@ -120,7 +139,8 @@ def _conditions(folder: Path) -> list[dict[str, str]]:
 
 
 def foretold(pool: Pool, usable: np.ndarray, operator: str, without: list[str]) -> pd.DataFrame:
-    """How programs of unseen models were foretold: a row for each group of a subgraph.
+    """How programs of unseen models were foretold: a row for each group of a subgraph and each of some seeds, since
+    what one model of few samples likes best is half chance.
 
     Args:
         usable: What may be trained on.
@@ -133,11 +153,14 @@ def foretold(pool: Pool, usable: np.ndarray, operator: str, without: list[str]) 
         seen = own & usable & np.isin(pool.subgraphs, sorted(others - calls))
         if not unseen.any() or len(np.unique(pool.subgraphs[seen])) < _LEAST_SUBGRAPHS:
             continue
-        scores = train(pool.samples(seen), CONFIG, seed=0).predict(pool.features)
+        models = [train(pool.samples(seen), CONFIG, seed) for seed in range(_SEEDS)]
         for group in np.unique(pool.groups[unseen]):
             chosen = np.flatnonzero(unseen & (pool.groups == group) & np.isfinite(pool.latencies))
             if len(chosen) >= _LEAST_PROGRAMS:
-                rows.append({"model": name, **_told(scores[chosen], pool.latencies[chosen])})
+                told = [_told(each.predict(pool.features[chosen]), pool.latencies[chosen]) for each in models]
+                of = {"model": name, "group": group, "subgraph": pool.subgraphs[chosen[0]], "operator": operator,
+                      "best": pool.latencies[chosen].min(), "programs": len(chosen)}  # fmt: skip
+                rows += [of | one for one in told]
     return pd.DataFrame(rows)
 
 
@@ -154,6 +177,7 @@ def main() -> None:
     parser.add_argument("--beside", nargs="*", type=Path, default=[], help="pools of another class, trained on too")
     parser.add_argument("--without", nargs="*", default=[], help="models whose subgraphs are not trained on")
     parser.add_argument("--operators", nargs="*", default=[], help="models of these alone; default: of all")
+    parser.add_argument("--least", type=int, default=_LEAST_FORETOLD, help="groups that must be foretold")
     parser.add_argument("--add", action="store_true", help="to the models that are there, of other operators")
     parser.add_argument("--disturbed", action="store_true", help="train on what was measured in disturbed moments, too")
     given = parser.parse_args()
@@ -168,7 +192,7 @@ def main() -> None:
         if len(np.unique(pool.subgraphs[chosen])) < _LEAST_SUBGRAPHS or not np.isfinite(pool.latencies[chosen]).any():
             continue
         told = foretold(pool, usable, operator, given.without)
-        if len(told) < _LEAST_FORETOLD:
+        if len(told) < given.least * _SEEDS:
             continue
         of_unseen = [float(np.exp(np.log(told[f"regret {n}"]).mean()) - 1) for n in range(1, LOOKS + 1)]
         model: FamilyModel = train(pool.samples(chosen), CONFIG, seed=0)
@@ -177,7 +201,8 @@ def main() -> None:
         operators[operator] = {
             "file": path.name, "samples": int(chosen.sum()), "subgraphs": len(np.unique(pool.subgraphs[chosen])),
             "pairwise": round(float(told["pairwise"].mean()), 3), "regrets": [round(value, 4) for value in of_unseen],
-            "median of recorded": round(float(np.exp(np.log(told["median"]).mean()) - 1), 3), "unseen": len(told),
+            "median of recorded": round(float(np.exp(np.log(told["median"]).mean()) - 1), 3),
+            "unseen": len(told) // _SEEDS,
         }  # fmt: skip
         print(operator, operators[operator], f"{path.stat().st_size / 1e3:.0f} kB", flush=True)
     card = {
@@ -209,7 +234,11 @@ def _added(before: dict[str, Any], card: dict[str, Any], wanted: list[str]) -> d
     told["operators"] = sorted(card["operators"])
     added = [each for each in before.get("added", []) if not set(each["operators"]) & set(card["operators"])]
     kept = {operator: facts for operator, facts in before["operators"].items() if operator not in wanted}
-    return {**before, "operators": {**kept, **card["operators"]}, "added": [*added, told]}
+    return {
+        **before,
+        "operators": {**kept, **card["operators"]},
+        "added": [*added, *([told] if told["operators"] else [])],
+    }
 
 
 if __name__ == "__main__":

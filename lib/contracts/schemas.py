@@ -9,8 +9,8 @@ import pyarrow as pa
 from lib.contracts.statuses import Status
 
 # Of the trace, and, of programs of MetaSchedule's spaces, of PerStoreFeature: see lib.search.features.
-N_FEATURES = 55 + 2 * 164
-FEATURE_VERSION = "nest-1+per-store-tvm-0.27"  # a model trained on other features must not score these
+N_FEATURES = 76 + 2 * 164
+FEATURE_VERSION = "nest-2+per-store-tvm-0.27"  # a model trained on other features must not score these
 
 
 def _col(name: str, dtype: pa.DataType, unit: str, doc: str, *, null: bool = False) -> pa.Field:
@@ -85,7 +85,7 @@ PLAN = _schema(
 
 CANDIDATES = _schema(
     "candidates",
-    3,
+    4,
     [
         _col("candidate_id", pa.string(), "1", "digest of subgraph and trace"),
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
@@ -136,7 +136,7 @@ MEASUREMENTS = _schema(
 # A candidate with its measurement, as the memory keeps it: what the search of any later run may need of it.
 REMEMBERED = _schema(
     "remembered",
-    2,
+    3,
     [
         _col("core_operator", pa.string(), "1", "of its subgraph"),
         _col("operators", _list_of(pa.string()), "1", "of its subgraph"),
@@ -145,7 +145,9 @@ REMEMBERED = _schema(
     ],
 )
 
-# How the memory was written before programs had one vector of features: rows of each store.
+# How the memory was written before: with features that say something else, ...
+REMEMBERED_2 = _schema("remembered", 2, list(REMEMBERED))
+# ... and before programs had one vector of them: rows of each store.
 REMEMBERED_1 = _schema(
     "remembered",
     1,

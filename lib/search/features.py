@@ -15,6 +15,7 @@ from lib.contracts.schemas import N_FEATURES
 
 _ARITHMETIC = 10  # of them, the first, count operations
 _PER_STORE = 164  # columns of PerStoreFeature without workload features
+N_LOWERED = 2 * _PER_STORE  # values that looking at the lowered program adds
 
 
 def of_lowered(context: ms.TuneContext, schedules: Sequence[Schedule], from_traces: Sequence[np.ndarray]) -> np.ndarray:
@@ -42,7 +43,7 @@ def of_stores(matrix: np.ndarray) -> np.ndarray:
     """Of a `PerStoreFeature` matrix (n_stores x 164): the row of the store with most arithmetic, and the largest value
     of each column."""
     if not len(matrix):
-        return np.full(2 * _PER_STORE, np.nan, np.float32)
+        return np.full(N_LOWERED, np.nan, np.float32)
     main = matrix[np.argmax(matrix[:, :_ARITHMETIC].sum(axis=1))]
     return np.concatenate([main, matrix.max(axis=0)]).astype(np.float32)
 

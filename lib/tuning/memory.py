@@ -20,10 +20,12 @@ import pyarrow.parquet as pq
 from lib.contracts import content, digests, locks, manifest, tables
 from lib.contracts.conditions import Conditions
 from lib.contracts.errors import ConfigError, TunerError
-from lib.contracts.schemas import MEASUREMENTS, REMEMBERED, REMEMBERED_1
+from lib.contracts.schemas import MEASUREMENTS, REMEMBERED, REMEMBERED_1, REMEMBERED_2
 from lib.contracts.tables import Provenance
 
 Say = Callable[[str], object]
+# Versions of before, whose features say nothing now; their measurements hold.
+_BEFORE = {schema.metadata[b"version"]: schema for schema in (REMEMBERED_1, REMEMBERED_2)}
 _FILES_LOOKED_AT = 400  # of other subgraphs, the newest: what they teach more is not worth its seconds
 
 
@@ -146,7 +148,8 @@ class Memory:
 
     def _read(self, path: Path) -> pa.Table | None:
         try:
-            return tables.read(path, REMEMBERED) if _is_current(path) else _without_features(path)
+            before = _BEFORE.get(_version(path))
+            return tables.read(path, REMEMBERED) if before is None else _without_features(path, before)
         except TunerError as error:
             self._say(f"of the memory, one file is left out: {error}")
             return None
@@ -185,19 +188,19 @@ def _candidate_ids(path: Path) -> frozenset[str]:
     return frozenset(pq.read_table(path, columns=["candidate_id"])["candidate_id"].to_pylist())
 
 
-def _is_current(path: Path) -> bool:
-    """Whether a file is not of the version before, whose features say nothing now; its measurements hold."""
+def _version(path: Path) -> bytes:
+    """Of a file's schema; empty if it cannot be read."""
     try:
-        return pq.read_schema(path).metadata.get(b"version") != REMEMBERED_1.metadata[b"version"]
+        return dict(pq.read_schema(path).metadata or {}).get(b"version", b"")
     except (pa.ArrowException, OSError, ValueError):
-        return True  # reading it tells what is wrong
+        return b""  # reading it tells what is wrong
 
 
-def _without_features(path: Path) -> pa.Table:
-    rows = tables.read(path, REMEMBERED_1)
+def _without_features(path: Path, before: pa.Schema) -> pa.Table:
+    rows = tables.read(path, before)
     added = {
         "features": pa.array([[]] * len(rows), REMEMBERED.field("features").type),
-        "donor": pa.array([""] * len(rows)),
+        "donor": rows["donor"] if "donor" in rows.column_names else pa.array([""] * len(rows)),
     }
     return pa.table(
         {name: added.get(name, rows[name] if name in rows.column_names else None) for name in REMEMBERED.names}

@@ -3,7 +3,7 @@ as fast for a part of the first pass."""
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -238,3 +238,47 @@ def test_models_that_are_added_replace_those_of_their_operators_and_leave_the_ot
     assert [each["operators"] for each in added["added"]] == [["reduce"]]
     with pytest.raises(SystemExit, match="have lowering"):
         _added({**before, "lowering": []}, card, ["reduce"])
+
+
+def test_measurements_go_where_they_are_worth_most():
+    from looks import of_model, spread
+
+    shrinking = np.array([[0.2, 0.1, *[0.0] * 8], [0.2, 0.1, *[0.0] * 8], [0.0] * 10])
+
+    assert spread([0.9, 0.05, 0.05], shrinking, 3) == [3, 0, 0]  # what no measurement makes better gets none
+    assert spread([0.5, 0.3, 0.2], shrinking, 6) == [3, 3, 0]
+    assert spread([0.5, 0.3, 0.2], shrinking, 60) == [3, 3, 0]
+    rows = pd.DataFrame(1 + shrinking, columns=[f"regret {n}" for n in range(1, 11)])
+    found = of_model(rows, np.array([9.0, 0.5, 0.5]), shrinking, 1)
+    assert found["alike"] == pytest.approx(1 + 0.2 * 0.95)
+    assert found["spread"] == pytest.approx(1 + 0.2 * 0.05)
+
+
+def test_features_of_a_pool_are_made_anew_from_its_traces(cpu, tmp_path, folder):
+    """Whatever they were before; what was said of lowered programs beside it stays."""
+    from renew import renew
+
+    from lib.search import evolution, nest
+    from lib.search.features import N_LOWERED
+
+    workload, pool = matmul(), tmp_path / "pool"
+    [proposal] = evolution.sample(workload, cpu.tvm(), 1, known=set(), seed=0)
+    lowered = np.arange(N_LOWERED, dtype=np.float32)
+    old = [np.zeros(55, np.float32), np.concatenate([np.zeros(55, np.float32), lowered]), np.zeros(0, np.float32)]
+    rows = [("a", "matmul", replace(proposal, features=features)) for features in old]
+    tables.write(table(rows), pool / "candidates.parquet", CANDIDATES, Provenance())
+    described = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).to_pylist()[:1]
+    subgraphs = [{**row, "subgraph_id": "a", "workload": tvm.ir.save_json(workload)} for row in described]
+    tables.write(pa.Table.from_pylist(subgraphs, schema=SUBGRAPHS), pool / "subgraphs.parquet", SUBGRAPHS, Provenance())
+    measured = tables.read(folder / "measurements.parquet", MEASUREMENTS).to_pylist()[0]
+    measured["conditions"] |= {"target": cpu.text}
+    measurements = pa.Table.from_pylist([measured], schema=MEASUREMENTS)
+    tables.write(measurements, pool / "measurements.parquet", MEASUREMENTS, Provenance())
+
+    renew(pool)
+    found = tables.read(pool / "candidates.parquet", CANDIDATES)["features"].to_pylist()
+
+    expected = nest.features(nest.describe(workload, cpu.tvm()), proposal.trace)
+    assert np.array_equal(np.float32(found[0]), expected, equal_nan=True)
+    assert np.array_equal(np.float32(found[1]), np.concatenate([expected, lowered]), equal_nan=True)
+    assert found[2] == []

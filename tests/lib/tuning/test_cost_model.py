@@ -11,7 +11,7 @@ from tvm.s_tir.meta_schedule.cost_model import XGBModel
 from lib.contracts.errors import ConfigError, ContractError, MissingInput
 from lib.contracts.schemas import N_FEATURES
 from lib.machine import host
-from lib.search.features import of_stores
+from lib.search.features import N_LOWERED, of_stores
 from lib.tuning import cost_model
 from lib.tuning.cost_model import (
     FamilyModel,
@@ -35,7 +35,7 @@ def measured():
     """Real programs of one 3x3 convolution of ResNet-50 in measuring order, as MetaSchedule has them."""
     table = pq.read_table(Path(__file__).parents[2] / "data" / "conv2d_measured.parquet")
     stores = [np.array(rows, np.float32) for rows in table["features"].to_pylist()]
-    vectors = [np.concatenate([np.full(55, np.nan, np.float32), of_stores(matrix)]) for matrix in stores]
+    vectors = [np.concatenate([np.full(N_FEATURES - N_LOWERED, np.nan, np.float32), of_stores(m)]) for m in stores]
     latencies = table["latency_s"].to_numpy()
     return stores, Samples(np.stack(vectors), np.zeros(len(latencies)), latencies)
 
@@ -209,7 +209,7 @@ def test_a_model_of_other_features_is_refused(tmp_path):
     booster.set_attr(features="per-store-172-tvm-0.9")
     booster.save_model(tmp_path / "m.ubj")
 
-    with pytest.raises(ContractError, match=r"was trained on other features: expected nest-1.*found per-store-172"):
+    with pytest.raises(ContractError, match=r"was trained on other features: expected nest-2.*found per-store-172"):
         FamilyModel.load(tmp_path / "m.ubj")
 
 

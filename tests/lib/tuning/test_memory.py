@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lib.contracts import tables
-from lib.contracts.schemas import REMEMBERED, REMEMBERED_1
+from lib.contracts.schemas import REMEMBERED, REMEMBERED_1, REMEMBERED_2
 from lib.contracts.tables import Provenance
 from lib.tuning.memory import Memory, MemoryConfig
 from tests.farm import until
@@ -198,12 +198,17 @@ def test_memory_is_used_or_not():
         MemoryConfig("maybe")
 
 
-def test_what_older_code_remembered_keeps_its_measurements(memory, tmp_path):
-    rows = remembered("a", 1.0, 2.0)
-    features = pa.array([[[0.5] * 164]] * 2, REMEMBERED_1.field("features").type)
-    old = rows.drop_columns(["donor"]).set_column(rows.column_names.index("features") - 1, "features", features)
+def rows_of_stores(rows):
+    """As the first version had them."""
+    features = pa.array([[[0.5] * 164]] * len(rows), REMEMBERED_1.field("features").type)
+    return rows.drop_columns(["donor"]).set_column(rows.column_names.index("features") - 1, "features", features)
+
+
+@pytest.mark.parametrize(("schema", "older"), [(REMEMBERED_1, rows_of_stores), (REMEMBERED_2, lambda rows: rows)])
+def test_what_older_code_remembered_keeps_its_measurements_but_no_features(memory, schema, older):
+    rows = older(remembered("a", 1.0, 2.0))
     folder = memory.folder / "operator=conv2d" / "subgraph=a"
-    tables.write(old.select(REMEMBERED_1.names), folder / "old.parquet", REMEMBERED_1, Provenance())
+    tables.write(rows.select(schema.names), folder / "old.parquet", schema, Provenance())
 
     found = memory.of("conv2d", "a")
 
