@@ -30,6 +30,7 @@ from lib.runtime.family_tuner_runtime.errors import BundleError
 from lib.tir import cpu_check
 
 FORMAT = format_of.FORMAT  # raised when a bundle is another than before
+OF_RANGES = format_of.OF_RANGES
 _MOST_REFERENCE = 16 << 20  # bytes of inputs and outputs that come along
 _INPUT, _OUTPUT = "input", "output"
 
@@ -108,7 +109,7 @@ def pack(folder: Path, out: Path) -> Path:
         raise BundleError("; ".join(damaged))
     if out.exists():
         raise ContractError(f"{out} exists. Delete it, or name another one.")
-    kept = [path for path in (source.library, source.weights, source.reference) if path]
+    kept = [path for path in (*source.libraries, source.weights, source.reference) if path]
     facts = {name: value for name, value in source.facts.items() if name not in ("inputs", "files")}
     if out.suffix != ".tar":
         out.mkdir(parents=True)

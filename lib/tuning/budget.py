@@ -117,7 +117,8 @@ def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Bu
     reasons = [(member.subgraph_id, planning.dead(past.of(member.subgraph_id), config)) for member in members]
     tried = all(past.of(member.subgraph_id).was_tried for member in members)
     # A model needs something of each; without any trial it gets what is foretold.
-    over = _reached(budget, so_far) if tried or budget.trials == 0 else ""
+    is_enough = tried and not planning.to_refit(past, members)
+    over = _reached(budget, so_far) if is_enough or budget.trials == 0 else ""
     if not over and not planning.plan_round(past, members, config):
         over = "no subgraph is left that can improve"
     return Standing(so_far, budget, over, [(subgraph_id, reason) for subgraph_id, reason in reasons if reason])

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 from lib.contracts.errors import ConfigError
 from lib.contracts.statuses import Status
-from lib.tuning.history import History, SubgraphHistory
+from lib.tuning import agreement
+from lib.tuning.agreement import Sharing
+from lib.tuning.history import REFIT, History, SubgraphHistory
 
+_REFITTED = 4  # programs of a subgraph with the packing that others with its weights have
 STRATEGIES = ("foresee", "gradient", "round-robin")
 
 
@@ -43,6 +46,7 @@ class Member:
     family_id: str
     weight: float  # calls of an inference; of several models together: what a second of it counts
     group: int = 0  # members of a lower one are tried first
+    shares: str = ""  # members with the same text are to pack their weights alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class PlanRow:
 
     subgraph_id: str
     family_id: str
-    kind: str  # recalled | exhausted | warm-up | bottleneck | foresee | turn
+    kind: str  # recalled | exhausted | warm-up | refit | bottleneck | foresee | turn
     num_trials: int
     promise: float | None
     note: str
@@ -62,8 +66,9 @@ def plan_round(history: History, members: Sequence[Member], config: PlanConfig) 
     """The next round's choice.
 
     Returns:
-        While there are subgraphs that were never tried: a row for each of the first group of them. Then: one row, or,
-        for a foresee round, one for each member of the family that may be chosen, the most promising first: whoever
+        While there are subgraphs that were never tried: a row for each of the first group of them. Of a model in
+        several shapes, then a row for each subgraph that lacks the packing of its weights. Then: one row, or, for a
+        foresee round, one for each member of the family that may be chosen, the most promising first: whoever
         searches picks one by what the cost model predicts of its programs. Empty when nothing is left that can
         improve.
     """
@@ -72,6 +77,10 @@ def plan_round(history: History, members: Sequence[Member], config: PlanConfig) 
         n, first = config.num_trials_warmup, min(m.group for m in untried)
         return [PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look")
                 for m in untried if m.group == first]  # fmt: skip
+    if lacking := to_refit(history, members):
+        n = _REFITTED
+        return [PlanRow(m.subgraph_id, m.family_id, REFIT, n, None, "packed as in other shapes")
+                for m in members if m.subgraph_id in lacking]  # fmt: skip
     alive = [m for m in members if not dead(history.of(m.subgraph_id), config)]
     if config.strategy == "round-robin":
         return _turn(history, members, alive, config)
@@ -87,6 +96,16 @@ def plan_round(history: History, members: Sequence[Member], config: PlanConfig) 
     return [
         _row(m, "bottleneck", config.num_trials_per_round, history, config, "largest promise") for m in by_promise[:1]
     ]
+
+
+def to_refit(history: History, members: Sequence[Member]) -> dict[str, str]:
+    """Members that lack a program with the packing that others with their weights have, with that packing."""
+    return agreement.lacking(sharing(members), history)
+
+
+def sharing(members: Sequence[Member]) -> list[Sharing]:
+    """Those that share weights with others."""
+    return [Sharing(m.subgraph_id, m.shares, m.weight) for m in members if m.shares]
 
 
 def promise(past: SubgraphHistory, weight: float, config: PlanConfig) -> float:
