@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import pytest
 
@@ -32,6 +33,7 @@ def past(*fastest: TimedCandidate, n_refits: int = 0) -> SubgraphHistory:
     best = min(each.latency_s for each in fastest)
     return SubgraphHistory(
         len(fastest),
+        Counter(ok=len(fastest)),
         fastest=sorted(fastest, key=lambda each: each.latency_s),
         best_after=[best],
         trials_after=[1],
