@@ -71,6 +71,25 @@ def facts(
     }
 
 
+def of_range(
+    facts: Mapping[str, Any], limits: Mapping[str, tuple[int, int]], buckets: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The same of a bundle for a range of shapes.
+
+    Args:
+        facts: As `facts` has them; in the shapes of inputs and outputs, names stand for dimensions that are open.
+        limits: The lowest and the highest extent of each of these.
+        buckets: The shapes that were compiled: `extents`, the file name of the `library`, and the `weights` as it takes
+            them, names in the file with shapes; and what else there is to say.
+    """
+    return {
+        **{name: value for name, value in facts.items() if name != "library"},
+        "format": OF_RANGES,
+        "ranges": {name: {"from": lowest, "to": highest} for name, (lowest, highest) in limits.items()},
+        "buckets": list(buckets),
+    }
+
+
 def write_reference(inputs: Sequence[np.ndarray], expected: Sequence[np.ndarray], out: CompiledFiles) -> None:
     """Write what the model should make of some inputs, unless that is large."""
     named = [(_INPUT, inputs), (_OUTPUT, expected)]

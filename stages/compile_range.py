@@ -273,8 +273,6 @@ def _facts(
     made: CompiledFiles,
 ) -> dict[str, Any]:
     """What the manifest says to whoever runs the bundle."""
-    told = bundle.facts(made, probed["inputs"], probed["outputs"], target, fusion.ENTRY, onnx_facts.licence(onnx.path))
-    del told["library"]
     buckets = [
         {
             "extents": dict(shape.extents),
@@ -288,11 +286,9 @@ def _facts(
         }
         for shape, facts, named in zip(shapes, found, together.of_each, strict=True)
     ]
+    told = bundle.facts(made, probed["inputs"], probed["outputs"], target, fusion.ENTRY, onnx_facts.licence(onnx.path))
     return {
-        **told,
-        "format": bundle.OF_RANGES,
-        "ranges": {name: {"from": lowest, "to": highest} for name, (lowest, highest) in limits.items()},
-        "buckets": buckets,
+        **bundle.of_range(told, limits, buckets),
         "weights_bytes": {"all": together.n_bytes, "one_shape": together.n_bytes_least},
         "probed": {"by": probed["by"], "checked": probed["checked"]},
     }

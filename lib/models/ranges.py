@@ -85,6 +85,8 @@ def parse(model: str, shape: str, lengths: str = "") -> Range | None:
         raise ModelError(f"--shape {shape!r}: ranges are for ONNX files that leave dimensions open, not for {model}.")
     require_file(model, "--model")
     named = _open_dimensions(Path(model), Path(model).stat().st_mtime_ns)
+    if lengths and sum(bool(_OPEN.fullmatch(extents)) for _, extents in words.values()) != 1:
+        raise ModelError("--lengths is a histogram of one dimension, which is to be a range: sequence=1..512.")
     histogram = _histogram(Path(lengths)) if lengths else None
     dimensions, fixed = [], []
     for word, (name, extents) in words.items():
@@ -101,10 +103,6 @@ def parse(model: str, shape: str, lengths: str = "") -> Range | None:
     if not dimensions:
         _require_none(lengths)
         return None
-    if lengths and len(dimensions) > 1:
-        raise ModelError(
-            "--lengths is a histogram of one open dimension; give the buckets of the others as one extent."
-        )
     range = Range(shape, " ".join(fixed), tuple(dimensions))
     if len(range.buckets) > _MOST:
         raise ModelError(

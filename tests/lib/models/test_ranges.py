@@ -85,7 +85,7 @@ def test_lengths_are_read_and_what_is_none_is_told(file, tmp_path):
     assert ranges.parse(file, "batch=1 sequence=1..20", str(lengths)).dimensions[0].buckets[-1] == 20
     with pytest.raises(ModelError, match="is for a range"):
         ranges.parse(file, "batch=1 sequence=20", str(lengths))
-    with pytest.raises(ModelError, match="of one open dimension"):
+    with pytest.raises(ModelError, match="a histogram of one dimension"):
         ranges.parse(file, "batch=1..2 sequence=1..20", str(lengths))
     with pytest.raises(ModelError, match="no length from 30 to 40"):
         ranges.parse(file, "batch=1 sequence=30..40", str(lengths))
