@@ -628,6 +628,7 @@ class TuneModel(TuningTask):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limits = replace(self.limits, latency_s=self.target_latency_ms / 1e3 or None)
+        _ = self.of_range  # what a range cannot be is told at once
 
     @property
     def of_range(self) -> "TuneRange | None":
@@ -834,6 +835,7 @@ class TuneModels(TuningTask):
 
     model: str = Text(default="", description=argparse.SUPPRESS)
     shape: str = Text(default="", description=argparse.SUPPRESS)
+    lengths: str = Text(default="", description=argparse.SUPPRESS)
     weights: str = Text(default="", description=argparse.SUPPRESS)
     models: str = Text(
         description="names of the zoo and paths, with commas, `*.onnx` too; or a .toml file that lists them"

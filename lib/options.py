@@ -67,7 +67,7 @@ class Options:
         Raises:
             ModelError, ConfigError: It cannot; the message says why.
         """
-        if self.is_joint:
+        if self.models:
             _ = self.listed
         if self.range:
             self.require_range()
@@ -81,11 +81,11 @@ class Options:
 
     def require_range(self) -> None:
         """Raises: ConfigError, ModelError: The range cannot be compiled."""
+        if self.models or self.precision == IN_INT8:
+            raise ConfigError("A range of shapes is for TuneModel with one ONNX file, as it is or in bf16.")
         for each in self.listed:
             each.source.check()
         target = self.compile_target
-        if self.models or self.precision == IN_INT8:
-            raise ConfigError("A range of shapes is for TuneModel with one ONNX file, as it is or in bf16.")
         if not (isinstance(target, targets.CpuTarget) and target.runs_here and self.measured_on.is_here):
             raise ConfigError("Ranges of shapes are compiled for this machine's CPU alone, measured here.")
 
