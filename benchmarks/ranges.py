@@ -106,7 +106,7 @@ def table(rows: pd.DataFrame) -> str:
              "| better vendor / range | bundle / one shape | error |", "|---" * 11 + "|"]  # fmt: skip
     beside, ahead = [], []
     for _, part in rows.groupby(["model", "length"]):
-        model, length, bucket = part[["model", "length", "bucket"]].iloc[0]
+        model, length, bucket = (str(part[name].iloc[0]) for name in ("model", "length", "bucket"))
         timed = part[part["failure"] == ""].pivot_table(index="turn", columns="side", values="latency_s")
         found = {side: timed[side] for side in SIDES if side in timed}
         vendors = [found[side] for side in ("onnxruntime", "openvino") if side in found]
@@ -126,7 +126,7 @@ def table(rows: pd.DataFrame) -> str:
     means = [intervals.geometric_mean(known).text() if known else "-" for known in (beside, ahead)]
     lines.append(f"| geometric mean | | | | | | | {means[0]} | {means[1]} | | |")
     setup = rows.iloc[0]
-    versions = ", ".join(sorted(set(rows.loc[rows["version"] != "", "version"])))
+    versions = ", ".join(sorted(set(map(str, rows.loc[rows["version"] != "", "version"]))))
     return "\n".join([*lines, "", f"{setup['cpu']}, {setup['threads']} threads; {versions}; {setup['revision']}."])
 
 
@@ -138,7 +138,8 @@ def lengths(n: int, seed: int, highest: int = 512) -> list[int]:
 def wrong(rows: pd.DataFrame) -> list[str]:
     """Sides whose outputs are off, or that failed."""
     found = rows[(rows["failure"] != "") | ~(rows["max_error"] <= TOLERANCE)].drop_duplicates(["length", "side"])
-    return [f"{row.side} at {row.length}: {row.failure or row.max_error}" for row in found.itertuples()]
+    records = found.to_dict("records")
+    return [f"{row['side']} at {row['length']}: {row['failure'] or row['max_error']}" for row in records]
 
 
 def main() -> None:
