@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -57,11 +57,11 @@ SCHEMA = pa.schema(
 )
 
 
-def measure(bundle: Path, exact: Path, onnx: Path, length: int, turns: int, threads: int) -> pd.DataFrame:
-    """Rows of one length, without what is equal in all of them."""
+def measure(bundle: Path, exact: Path | None, onnx: Path, length: int, turns: int, threads: int) -> pd.DataFrame:
+    """Rows of one length, without what is equal in all of them; of some lengths there is no exact library."""
     manifest = json.loads((bundle / "manifest.json").read_text())
     [name] = manifest["ranges"]
-    places = {"range": bundle, "exact": exact, "onnxruntime": onnx, "openvino": onnx}
+    places = {"range": bundle, **({"exact": exact} if exact else {}), "onnxruntime": onnx, "openvino": onnx}
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -119,9 +119,10 @@ def table(rows: pd.DataFrame) -> str:
             ratios[1] = intervals.estimate(*ahead[-1]).text()
         cells = [f"{1e3 * found[side].median():.2f}" if side in found else "-" for side in SIDES]
         size = part.drop_duplicates("side").set_index("side")["bytes"]
+        share = f"{size['range'] / size['exact']:.3f}" if "exact" in size else "-"
         lines.append(
-            f"| {model} | {length} | {bucket} | {' | '.join(cells)} | {' | '.join(ratios)} "
-            f"| {size['range'] / size['exact']:.3f} | {part['max_error'].max():.0e} |"
+            f"| {model} | {length} | {bucket} | {' | '.join(cells)} | {' | '.join(ratios)} | {share} "
+            f"| {part['max_error'].max():.0e} |"
         )
     means = [intervals.geometric_mean(known).text() if known else "-" for known in (beside, ahead)]
     lines.append(f"| geometric mean | | | | | | | {means[0]} | {means[1]} | | |")
@@ -150,6 +151,7 @@ def main() -> None:
     parser.add_argument("--onnx", type=Path)
     parser.add_argument("--bundle", type=Path)
     parser.add_argument("--exact", nargs="+", default=[], metavar="LENGTH=FOLDER")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[], help="further ones, without exact libraries")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--seed", type=int, default=0, help="of the lengths that are drawn")
     parser.add_argument("--revision", default="", help="of the code that compiled them; default: this clone's")
@@ -161,9 +163,10 @@ def main() -> None:
     if options.table:
         print(table(pd.concat([pd.read_parquet(path) for path in sorted(options.table.glob("*.parquet"))])))
         return
-    if not (options.onnx and options.bundle and options.exact):
-        parser.error("--onnx, --bundle and --exact, or --table or --draw, are needed")
-    exact: Mapping[int, Path] = {int(word.partition("=")[0]): Path(word.partition("=")[2]) for word in options.exact}
+    if not (options.onnx and options.bundle and (options.exact or options.lengths)):
+        parser.error("--onnx, --bundle and --exact or --lengths, or --table or --draw, are needed")
+    exact: dict[int, Path | None] = dict.fromkeys(options.lengths)
+    exact |= {int(word.partition("=")[0]): Path(word.partition("=")[2]) for word in options.exact}
     threads, name = host.physical_cores(), options.onnx.stem
     parts = [measure(options.bundle, folder, options.onnx, length, options.turns, threads)
              for length, folder in exact.items()]  # fmt: skip
