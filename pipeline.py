@@ -5,8 +5,9 @@
         -> CompileModel -> Report                              (--trials 0: ForetellCandidates in place of rounds)
 
 `TuneModel` asks for rounds until a limit is reached, then compiles and reports; `TuneModels` and `TuneRange` do so for
-several models, or shapes of one, whose subgraphs are joined first (`JoinSubgraphs`). A task is complete if its output was
-made from what its inputs are now: digests in the files decide. A stage started alone says what is missing before it.
+several models, or shapes of one, whose subgraphs are joined first (`JoinSubgraphs`). A task is complete if its output
+was made from what its inputs are now: digests in the files decide. A stage started alone says what is missing before
+it.
 """
 
 import argparse
