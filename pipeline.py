@@ -4,8 +4,10 @@
         -> [GenerateCandidates(r) -> MeasureCandidates(r) -> TrainFamilyModels(r)] for r = 0, 1, ...
         -> [ForetellCandidates] -> CompileModel -> Report      (foretold: what no round tried; with --trials 0 all)
 
-`TuneModel` asks for rounds until a limit is reached, then compiles and reports. A task is complete if its output was
-made from what its inputs are now: digests in the files decide. A stage started alone says what is missing before it.
+`TuneModel` asks for rounds until a limit is reached, then compiles and reports; `TuneModels` and `TuneRange` do so for
+several models, or shapes of one, whose subgraphs are joined first (`JoinSubgraphs`). A task is complete if its output
+was made from what its inputs are now: digests in the files decide. A stage started alone says what is missing before
+it.
 """
 
 import argparse
@@ -43,6 +45,7 @@ from stages import (
     cluster,
     compare,
     compile,
+    compile_range,
     export_database,
     extract,
     foretell,
@@ -50,8 +53,11 @@ from stages import (
     import_database,
     join,
     measure,
+    probe,
     recall,
     report,
+    report_range,
+    share,
     summarize,
     train,
 )
@@ -66,7 +72,10 @@ class TunerTask(luigi.Task):
     model: str = Text(description="name of the zoo, or path of an .onnx or .pt2 file")
     batch_size: int = Int(default=0, description="samples in an inference of a zoo model; 0: 1")
     sequence: int = Int(default=0, description="tokens in a sample of a zoo model; 0: its default")
-    shape: str = Text(default="", description="of an ONNX file's inputs: 'ids=1,128', or 'batch=1'")
+    shape: str = Text(
+        default="", description="of an ONNX file's inputs: 'ids=1,128'; or 'batch=1'; or a range: 'sequence=1..512'"
+    )
+    lengths: str = Text(default="", description="of a range: a file with lengths and how often each is asked for")
     weights: str = Text(default="", description="a .safetensors file for a zoo model; empty: random weights")
     models: str = Text(default="", description=argparse.SUPPRESS)  # tuned together, see `TuneModels`
     families: str = Choice(default="core-operator", choices=list(ALGORITHMS), description="what shares a cost model")
@@ -138,7 +147,7 @@ class JoinSubgraphs(TunerTask, StageTask):
 
     def _extracted(self, own: dict[str, Any]) -> ExtractSubgraphs | str:
         try:
-            return self.clone(ExtractSubgraphs, **own, models="")
+            return self.clone(ExtractSubgraphs, **own, models="", lengths="")
         except (TunerError, OSError) as error:
             return console.in_words(error)
 
@@ -161,9 +170,27 @@ class JoinSubgraphs(TunerTask, StageTask):
         for listed, task in zip(self.given.listed, self.extracted, strict=True):
             self.status(f"importing {listed.name}")
             error = task if isinstance(task, str) else attempt(task, status=self.set_status_message)
+            if error and self.given.range:
+                raise TunerError(error)
             table = None if error or isinstance(task, str) else task.path
             parts.append(join.Part(listed.name, listed.importance, table, error))
+            if self.given.range and len(parts) == 1:
+                self.probe()
+        if self.given.range:
+            self.status("looking which shapes read the same weights")
+            share.run(self.given.files_of_shapes, provenance=self.provenance, out=self.given.tuned_files)
         join.run(parts, provenance=self.provenance, out=self.given.tuned_files)
+
+    def probe(self) -> None:
+        """Refuse a range that padding would falsify, before it costs anything."""
+        given, onnx = self.given, self.given.onnx_file
+        assert given.range is not None
+        assert onnx is not None
+        self.status("checking that padding changes nothing")
+        probe.run(
+            onnx, given.files_of_shapes[0], given.range.buckets, given.range.limits, provenance=self.provenance,
+            out=given.tuned_files,
+        )  # fmt: skip
 
 
 def attempt(*tasks: StageTask, status: Callable[[str], None] | None) -> str:
@@ -189,7 +216,7 @@ class ClusterFamilies(TunerTask, StageTask):
     lock = property(lambda self: self.given.tuned_files.lock)
 
     def requires(self) -> luigi.Task:
-        return self.clone(JoinSubgraphs if self.models else ExtractSubgraphs)
+        return self.clone(JoinSubgraphs if self.given.is_joint else ExtractSubgraphs)
 
     @property
     def provenance(self) -> Provenance:
@@ -303,7 +330,8 @@ class GenerateCandidates(RoundTask):
         generate.run(
             given.subgraphs[0], given.clustered[0], past, given.compile_target, given.plan, given.search,
             seed=self.seed, bases=given.base_models, recorded=given.recorded, provenance=self.provenance,
-            out=self.files, models=given.tuned_files.models if self.models else None,
+            out=self.files, models=given.tuned_files.models if given.is_joint else None,
+            shared=given.tuned_files.shared if given.range else None,
         )  # fmt: skip
 
 
@@ -574,7 +602,7 @@ class TuningTask(TunerTask):
         self._finished = self.finished_rounds(self._finished if self._counted_on == now else 0)
         self._counted_on = now
         standing = self.standing()
-        console.progress().begin_round(standing, is_relative=bool(self.models))
+        console.progress().begin_round(standing, is_relative=self.given.is_joint)
         self.set_progress_percentage(standing.percentage)
         return standing
 
@@ -611,6 +639,20 @@ class TuneModel(TuningTask):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limits = replace(self.limits, latency_s=self.target_latency_ms / 1e3 or None)
+        _ = self.of_range  # what a range cannot be is told at once
+
+    @property
+    def of_range(self) -> "TuneRange | None":
+        """What tunes it, if it is to be compiled for a range of shapes."""
+        if not self.given.range:
+            return None
+        if self.target_latency_ms:
+            raise ConfigError("--target-latency-ms is for one shape.")
+        return self.clone(TuneRange)
+
+    def complete(self) -> bool:
+        """See `TuningTask.complete`."""
+        return self.of_range.complete() if self.of_range else super().complete()
 
     def is_delivered(self) -> bool:
         compiles = self.given.measured_on.can_compile
@@ -624,6 +666,9 @@ class TuneModel(TuningTask):
 
     def run(self) -> Iterator[luigi.Task]:
         """Luigi starts this afresh after each task it asked for, so what stands before a yield is cheap."""
+        if self.of_range:
+            yield self.of_range
+            return
         self._started = True
         _ = (self.given.run_files, self.clone(CompileModel).config)  # settings that cannot work end it here
         yield self.recalled
@@ -645,6 +690,122 @@ class TuneModel(TuningTask):
 
     def members(self, so_far: History) -> list[Member]:
         return members(tables.read(*self.given.subgraphs), tables.read(*self.given.clustered))
+
+
+class CompileRange(FinalTask, MeasuringTask):
+    """Compile a model for a range of shapes with the best of its finished rounds."""
+
+    path = property(lambda self: self.given.shipped.compiled.manifest)
+
+    @property
+    def config(self) -> CompileConfig:
+        return self.given.configured(CompileConfig, "compile")
+
+    def requires(self) -> luigi.Task:
+        return externalize(self.clone(TrainFamilyModels, round=self.past[-1].number))
+
+    @property
+    def provenance(self) -> Provenance:
+        return Provenance(compile_range.inputs(self.past, self.config), SESSION)
+
+    def is_current(self) -> bool:
+        there = all(files.training.exists() for files in self.past)
+        return there and manifest.is_current(self.path, self.provenance.inputs)
+
+    def work(self) -> None:
+        given, pool = self.given, factory.require_pool(self.given.runner)
+        assert given.range is not None
+        assert given.onnx_file is not None
+        runs.record(given.shipped, given.identity)
+        shapes = [
+            compile_range.Shape(files, extents)
+            for files, extents in zip(given.files_of_shapes, given.range.buckets, strict=True)
+        ]
+        compile_range.run(
+            shapes, given.tuned_files, given.clustered[0], self.past, given.compile_target, self.config, pool,
+            limits=given.range.limits, onnx=given.onnx_file, provenance=self.provenance, out=given.shipped.compiled,
+            precision=given.algorithms.precision, say=self.status,
+        )  # fmt: skip
+
+
+class ReportRange(FinalTask):
+    """Write and print the report of a model that was compiled for a range of shapes."""
+
+    path = property(lambda self: self.given.shipped.reported)
+
+    def requires(self) -> luigi.Task:
+        return externalize(self.clone(CompileRange, rounds=self.n_rounds))
+
+    @property
+    def provenance(self) -> Provenance:
+        return Provenance(report_range.inputs(self.given.shipped.compiled), SESSION)
+
+    def is_current(self) -> bool:
+        return self.requires().is_current() and manifest.is_current(self.path, self.provenance.inputs)
+
+    def work(self) -> None:
+        given, files = self.given, self.given.shipped
+        title = f"{given.tuned_files.folder.name} on {given.compile_target.name}, {files.folder.name}"
+        report_range.run(given.tuned_files, given.clustered[0], self.past, title, provenance=self.provenance, out=files)
+
+    def run(self) -> None:
+        """Print it, also if another run of the same command wrote it."""
+        super().run()
+        console.show(report_range.shown(self.given.shipped))
+
+
+class TuneRange(TuningTask):
+    """Tune a model in all shapes of a range together, then compile, verify and report one bundle for them.
+
+    `TuneModel` asks for it where `--shape` says a range.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not self.given.range:
+            raise ConfigError("TuneRange is for a range of shapes: --shape 'sequence=1..512'. For one, TuneModel is.")
+        if self.trials == 0:
+            raise ConfigError("A range of shapes needs some trials: how weights are packed is decided by measurements.")
+
+    def is_delivered(self) -> bool:
+        return self.clone(ReportRange, rounds=self._finished).is_current()
+
+    @property
+    def kept(self) -> str:
+        return f"report is {self.given.run_files.report}"
+
+    def run(self) -> Iterator[luigi.Task]:
+        """See `TuneModel.run`."""
+        self._started = True
+        _ = (self.given.run_files, self.clone(CompileRange).config)
+        factory.require_pool(self.given.runner)
+        yield self.recalled
+        while not (standing := self.look()).ended:
+            yield from self.next_round()
+        console.note(f"tuning ended: {standing.ended}")
+        yield self.clone(CompileRange, rounds=self._finished)
+        yield self.clone(ReportRange, rounds=self._finished)
+
+    def standing(self) -> Standing:
+        """Without a limit: twice the trials of the shape that has the most subgraphs."""
+        so_far = history.load(self.past)
+        found = self.members(so_far)
+        most = max(
+            len(row["subgraphs"]) for row in tables.read(self.given.tuned_files.models, schemas.MODELS).to_pylist()
+        )
+        each = max(1, round(2 * self.trials_per_subgraph * most / max(1, len(found))))
+        limits = self.limits.or_default(so_far, found, each)
+        return budget.standing(
+            self.past, found, limits, self.given.plan, foretells=False
+        )  # of packings nothing is known
+
+    def members(self, so_far: History) -> list[Member]:
+        given = self.given
+        return joint_members(
+            tables.read(*given.subgraphs), tables.read(*given.clustered),
+            tables.read(given.tuned_files.models, schemas.MODELS), so_far,
+            tables.read(given.tuned_files.shared, schemas.SHARED),
+        )  # fmt: skip
 
 
 class DeliverModel(FinalTask):
@@ -687,6 +848,7 @@ class TuneModels(TuningTask):
 
     model: str = Text(default="", description=argparse.SUPPRESS)
     shape: str = Text(default="", description=argparse.SUPPRESS)
+    lengths: str = Text(default="", description=argparse.SUPPRESS)
     weights: str = Text(default="", description=argparse.SUPPRESS)
     models: str = Text(
         description="names of the zoo and paths, with commas, `*.onnx` too; or a .toml file that lists them"
@@ -694,7 +856,7 @@ class TuneModels(TuningTask):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.model or self.shape or self.weights:
+        if self.model or self.shape or self.weights or self.lengths:
             raise ConfigError("--model, --shape and --weights are for one model; a list says them of each of its own.")
 
     def is_delivered(self) -> bool:

@@ -18,6 +18,7 @@ Example = tuple[nn.Module, Inputs]
 MAKERS: dict[str, Callable[[], Example]] = {}
 
 _TOKENS = 128
+_LONGEST = 512  # tokens, where their number is left open
 _VOCABULARY = 4096  # of the language model, small: a real one's logits would be a third of its work
 _SPREAD = 0.1
 _LARGEST_CONSTANT = 2**20  # values
@@ -56,6 +57,36 @@ def export(name: str) -> torch.export.ExportedProgram:
     """The program of a model, with static shapes; its example inputs are `example_inputs[1]`, by name."""
     model, inputs = make(name)
     return torch.export.export(model, (), inputs)
+
+
+def export_open(name: str) -> torch.export.ExportedProgram:
+    """The same of a model of tokens, with their number left open from 2 to `_LONGEST`."""
+    model, inputs = make(name)
+    length = torch.export.Dim("sequence", min=2, max=_LONGEST)
+    named = _Masked(model) if "attention_mask" in inputs else _Plain(model)
+    return torch.export.export(named.eval(), (), inputs, dynamic_shapes={each: {1: length} for each in inputs})
+
+
+class _Masked(nn.Module):
+    """Open dimensions are given by the names of arguments."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.body(input_ids=input_ids, attention_mask=attention_mask)
+
+
+class _Plain(nn.Module):
+    """The same without a mask."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.body(input_ids=input_ids)
 
 
 def save_onnx(program: torch.export.ExportedProgram, path: Path, n_outputs: int = 1) -> None:

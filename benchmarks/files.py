@@ -2,6 +2,7 @@
 
     pip install --no-deps --require-hashes -r benchmarks/requirements.txt && pip install torch==2.13.0
     python benchmarks/files.py --out FOLDER [--only NAME ...] [--pt2]
+    python benchmarks/files.py --out FOLDER --open distilbert llama_prefill
 
 Batch 1, float32, static shapes, seeded random weights: those of `architectures.py` come from transformers'
 configurations through torch's exporter, those of `light.py` are the files in the `onnx` package; without torch and
@@ -72,6 +73,23 @@ def save_torch(name: str, folder: Path, pt2: bool) -> None:
             torch.export.save(program, path)
 
 
+def save_open(name: str, folder: Path) -> None:
+    """A model of tokens whose number is left open, as the dimension `sequence`."""
+    import architectures
+
+    program = architectures.export_open(name)
+    with whole(folder / f"{name}_open.onnx") as path:
+        architectures.save_onnx(program, path)
+        proto = onnx.load(path)
+        for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+            for axis in value.type.tensor_type.shape.dim:
+                if axis.dim_param:  # the exporter calls it s53, say
+                    axis.dim_param = "sequence"
+        onnx.save(proto, path)
+        inputs = {name: value.numpy() for name, value in program.example_inputs[1].items()}
+        print(checked(f"{name}_open", path, inputs), flush=True)
+
+
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A path to write to, which gets its name only when all went well."""
@@ -125,6 +143,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the folder, made if it is not there")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the files; default: all")
     parser.add_argument("--pt2", action="store_true", help="also as exported programs, where they come from torch")
+    parser.add_argument("--open", nargs="+", default=[], metavar="NAME", help="write NAME_open.onnx, of any length")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of torch's exporter, about its own code
     known, failed = makers(), []
@@ -132,9 +151,14 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
     print("| model | MB | inputs | largest output | change with inputs | ONNX Runtime to OpenVINO |")
     print("|---|---|---|---|---|---|")
-    for name in options.only or known:
+    todo = {
+        name: partial(known[name], options.out, options.pt2)
+        for name in options.only or (known if not options.open else ())
+    }
+    todo |= {f"{name}_open": partial(save_open, name, options.out) for name in options.open}
+    for name, write in todo.items():
         try:
-            known[name](options.out, options.pt2)
+            write()
         except Exception as error:  # of any of four frameworks
             failed.append(name)
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -54,6 +54,22 @@ def library(folder: Path, arrays: Sequence[np.ndarray], _threads: int) -> Loaded
     )
 
 
+def bundle(folder: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
+    """A bundle as users call it: what has open dimensions is padded and cut within the time."""
+    from lib.runtime.family_tuner_runtime import Model
+
+    model = Model(folder, threads=threads)
+    last: list[Any] = []
+
+    def infer() -> None:
+        last[:] = [model(*arrays)]
+
+    def outputs() -> list[np.ndarray]:
+        return list(last[0].values()) if isinstance(last[0], dict) else last
+
+    return Loaded(infer, outputs, f"TVM {model.bundle.facts['versions'].split(',')[0].split()[-1]}")
+
+
 def onnxruntime(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
     """ONNX Runtime's CPU provider, which computes float32 models in float32."""
     import onnxruntime as ort
@@ -124,7 +140,7 @@ def torch(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
     )
 
 
-KINDS = {"library": library, "onnxruntime": onnxruntime, "openvino": openvino, "torch": torch,
+KINDS = {"library": library, "bundle": bundle, "onnxruntime": onnxruntime, "openvino": openvino, "torch": torch,
          "openvino_default": openvino_default}  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from lib.runtime.family_tuner_runtime.errors import BundleError
 from lib.tir import cpu_check
 
 FORMAT = format_of.FORMAT  # raised when a bundle is another than before
+OF_RANGES = format_of.OF_RANGES
 _MOST_REFERENCE = 16 << 20  # bytes of inputs and outputs that come along
 _INPUT, _OUTPUT = "input", "output"
 
@@ -67,6 +68,25 @@ def facts(
             {"of": "weights", "licence": licence or "not stated in the model's file; that of the model applies"},
             {"of": "Apache TVM and TVM FFI, which compiled the library and run it", "licence": "Apache-2.0"},
         ],
+    }
+
+
+def of_range(
+    facts: Mapping[str, Any], limits: Mapping[str, tuple[int, int]], buckets: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The same of a bundle for a range of shapes.
+
+    Args:
+        facts: As `facts` has them; in the shapes of inputs and outputs, names stand for dimensions that are open.
+        limits: The lowest and the highest extent of each of these.
+        buckets: The shapes that were compiled: `extents`, the file name of the `library`, and the `weights` as it takes
+            them, names in the file with shapes; and what else there is to say.
+    """
+    return {
+        **{name: value for name, value in facts.items() if name != "library"},
+        "format": OF_RANGES,
+        "ranges": {name: {"from": lowest, "to": highest} for name, (lowest, highest) in limits.items()},
+        "buckets": list(buckets),
     }
 
 
@@ -108,7 +128,7 @@ def pack(folder: Path, out: Path) -> Path:
         raise BundleError("; ".join(damaged))
     if out.exists():
         raise ContractError(f"{out} exists. Delete it, or name another one.")
-    kept = [path for path in (source.library, source.weights, source.reference) if path]
+    kept = [path for path in (*source.libraries, source.weights, source.reference) if path]
     facts = {name: value for name, value in source.facts.items() if name not in ("inputs", "files")}
     if out.suffix != ".tar":
         out.mkdir(parents=True)

@@ -19,8 +19,9 @@ from lib.measure.devices import Devices
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.replay import ReplayRunner
 from lib.measure.runner import MeasureConfig, Runner
-from lib.models import listing
+from lib.models import listing, ranges
 from lib.models.listing import Listed
+from lib.models.ranges import Range
 from lib.models.source import Source
 from lib.models.zoo import catalogue
 from lib.search.evolution import METASCHEDULE, RECORDED, SearchConfig
@@ -45,6 +46,7 @@ class Options:
     batch_size: int
     sequence: int
     shape: str
+    lengths: str
     weights: str
     families: str
     foresee: float
@@ -67,13 +69,25 @@ class Options:
         """
         if self.models:
             _ = self.listed
-        if self.model or not self.models:
+        if self.range:
+            self.require_range()
+        elif self.model or not self.models:
             self.source.check()
             if self.calibration and self.precision != IN_INT8:
                 raise ConfigError("--calibration is for --precision int8.")
             if not self.source.is_file:
                 catalogue.entry(self.source.model)
         _ = self.measured_on
+
+    def require_range(self) -> None:
+        """Raises: ConfigError, ModelError: The range cannot be compiled."""
+        if self.models or self.precision == IN_INT8:
+            raise ConfigError("A range of shapes is for TuneModel with one ONNX file, as it is or in bf16.")
+        for each in self.listed:
+            each.source.check()
+        target = self.compile_target
+        if not (isinstance(target, targets.CpuTarget) and target.runs_here and self.measured_on.is_here):
+            raise ConfigError("Ranges of shapes are compiled for this machine's CPU alone, measured here.")
 
     def require_device(self) -> None:
         """Raises: ConfigError: Something is to be measured, and no device is there."""
@@ -117,8 +131,20 @@ class Options:
         return onnx_quantization.quantized(file, samples, self.artifacts / "quantized")
 
     @cached_property
+    def range(self) -> Range | None:
+        """The shapes that one bundle is for, if `--shape` says several."""
+        return ranges.parse(_expanded(self.model), self.shape, _expanded(self.lengths))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether several models, or several shapes of one, are tuned together."""
+        return bool(self.models) or self.range is not None
+
+    @cached_property
     def listed(self) -> list[Listed]:
-        """The models that are tuned together, if there are several."""
+        """The models that are tuned together, if there are several; of a range, the model in each of its shapes."""
+        if self.range:
+            return [Listed(replace(self.source, shape=self.range.shape(bucket))) for bucket in self.range.buckets]
         return listing.parse(self.models, self.batch_size, self.sequence)
 
     def options_of_models(self) -> list[dict[str, Any]]:
@@ -213,16 +239,24 @@ class Options:
     @cached_property
     def model_files(self) -> ModelFiles:
         """Files that all runs of a model on a target share; another graph of it has others."""
-        return ModelFiles(self.artifacts / self.compile_target.name / (self.source.name + self.algorithms.suffix))
+        given = self.source
+        name = ranges.name(replace(given, shape="").name, self.range) if self.range else given.name
+        return ModelFiles(self.artifacts / self.compile_target.name / (name + self.algorithms.suffix))
 
     @cached_property
     def tuned_files(self) -> ModelFiles:
         """Of what is tuned: the model, or several models as one."""
-        if not self.models:
+        if not self.is_joint or self.range:
             return self.model_files
         digest = digests.of_json([[each.name, each.importance] for each in self.listed])[:8]
         name = f"{len(self.listed)}-models-{digest}{self.algorithms.suffix}"
         return ModelFiles(self.artifacts / self.compile_target.name / "nights" / name)
+
+    @property
+    def files_of_shapes(self) -> list[ModelFiles]:
+        """Of the model in each of the shapes of a range, in the order of its buckets."""
+        folder, suffix = self.artifacts / self.compile_target.name, self.algorithms.suffix
+        return [ModelFiles(folder / (each.source.name + suffix)) for each in self.listed]
 
     @property
     def summaries(self) -> list[Path]:
@@ -256,7 +290,7 @@ class Options:
             "memory": self.memory_config,
         }
         options = {"seed": self.seed, "families": self.families, "devices": self.measured_on.identity}
-        if self.models:
+        if self.is_joint:
             options["models"] = self.tuned_files.folder.name
         title = f"{self.strategy}-{self.families}-seed{self.seed}"
         return runs.identity(title, configs, options, self.runner.conditions)

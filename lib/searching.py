@@ -82,10 +82,17 @@ class Known:
         self._history, self._models, self._donors = so_far, _models(past), _donors(past, so_far)
 
     def searcher(
-        self, target: AnyTarget, config: SearchConfig, seed: int, recorded: Recorded | None = None
+        self,
+        target: AnyTarget,
+        config: SearchConfig,
+        seed: int,
+        recorded: Recorded | None = None,
+        packings: Mapping[str, str] | None = None,
     ) -> "Searcher":
         """What searches for candidates; equal seeds give equal ones."""
-        return Searcher(self.subgraphs, self._history, self._models, target.tvm(), config, seed, self._donors, recorded)
+        return Searcher(
+            self.subgraphs, self._history, self._models, target.tvm(), config, seed, self._donors, recorded, packings
+        )
 
 
 def _models(past: Sequence[RoundFiles]) -> dict[str, FamilyModel]:
@@ -139,6 +146,7 @@ class Searcher:
         seed: int,
         donors: Mapping[str, Sequence[Donor]] | None = None,
         recorded: Recorded | None = None,
+        packings: Mapping[str, str] | None = None,
     ) -> None:
         """Nothing is searched yet.
 
@@ -146,7 +154,9 @@ class Searcher:
             models: By family.
             donors: By family: the best of other subgraphs.
             recorded: The only candidates that there are; None: whatever the spaces have.
+            packings: Of their weights, that candidates of a refit must have, by subgraph.
         """
+        self._packings = packings or {}
         self._subgraphs = {each.subgraph_id: each for each in subgraphs}
         self._history, self._models, self._donors = so_far, models, donors or {}
         self._target, self._config, self._seed, self._recorded = target, config, seed, recorded
@@ -187,9 +197,14 @@ class Searcher:
                 taken = {last.program_hash, *(proposal.program_hash for proposal in found)}
                 found = [*found, *self._sample(space, row, row.num_trials - 1 - len(found), taken)]
             return [*found, last]
+        parents = [Measured(program.trace, program.latency_s) for program in past.fastest]
+        if row.kind == history.REFIT:
+            return evolution.packed(
+                space, row.num_trials, self._packings[row.subgraph_id], model=model, parents=parents, known=past.known,
+                seed=self._seed_of(row), config=self._config,
+            )  # fmt: skip
         if model is None:
             return self._sample(space, row, row.num_trials, past.known)
-        parents = [Measured(program.trace, program.latency_s) for program in past.fastest]
         return evolution.evolve(
             space, row.num_trials, model=model, parents=parents, known=past.known, seed=self._seed_of(row),
             config=self._config,

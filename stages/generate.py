@@ -10,7 +10,7 @@ from lib.contracts import digests, tables
 from lib.contracts.clock import Clock
 from lib.contracts.errors import TunerError
 from lib.contracts.files import RoundFiles
-from lib.contracts.schemas import CANDIDATES, FAMILIES, MODELS, PLAN, SUBGRAPHS
+from lib.contracts.schemas import CANDIDATES, FAMILIES, MODELS, PLAN, SHARED, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.machine.targets import AnyTarget
 from lib.search.candidates import table
@@ -19,8 +19,9 @@ from lib.search.recorded import Recorded
 from lib.searching import Known
 from lib.tuning import history
 from lib.tuning.base import NONE, BaseModels
+from lib.tuning.history import REFIT
 from lib.tuning.members import joint_members, members
-from lib.tuning.planning import PlanConfig, PlanRow, plan_round
+from lib.tuning.planning import PlanConfig, PlanRow, plan_round, to_refit
 
 
 class NothingToImprove(TunerError):
@@ -39,6 +40,7 @@ def run(
     provenance: Provenance,
     out: RoundFiles,
     models: Path | None = None,
+    shared: Path | None = None,
     bases: BaseModels = NONE,
     recorded: Path | None = None,
 ) -> Path:
@@ -61,7 +63,8 @@ def run(
     described = tables.read(subgraphs, SUBGRAPHS)
     so_far = history.load(past)
     clustered = tables.read(families, FAMILIES)
-    found = (joint_members(described, clustered, tables.read(models, MODELS), so_far) if models
+    sharing = tables.read(shared, SHARED) if shared else None
+    found = (joint_members(described, clustered, tables.read(models, MODELS), so_far, sharing) if models
              else members(described, clustered))  # fmt: skip
     rows = plan_round(so_far, found, plan_config, history.modelled(past))
     if not rows:
@@ -69,8 +72,9 @@ def run(
     with clock.spent("search"):
         known = Known(described, clustered, past, so_far, bases)
         searcher = known.searcher(
-            target, search_config, digests.seed(seed, out.number), Recorded(recorded) if recorded else None
-        )
+            target, search_config, digests.seed(seed, out.number), Recorded(recorded) if recorded else None,
+            to_refit(so_far, found) if any(row.kind == REFIT for row in rows) else None,
+        )  # fmt: skip
         rows = [searcher.choose(rows)] if rows[0].kind == "foresee" else rows
         proposed = [(row, searcher.propose(row)) for row in rows]
         rows = [as_it_came_out(row, searcher.enough(row), part) for row, part in proposed]

@@ -23,7 +23,7 @@ _BY_THE_MINUTE = (
     "benchmarks/test_stock", "benchmarks/test_versus", "cuda/test_all", "lib/measure/test_device_pool",
     "lib/measure/test_gpus", "lib/models/test_onnx_backend", "lib/models/test_torch_", "stages/test_databases",
     "stages/test_pages", "test_against_onnxruntime", "test_pipeline_arm", "test_pipeline_devices",
-    "test_pipeline_gpus", "test_pipeline_models", "test_wall",
+    "test_pipeline_gpus", "test_pipeline_models", "test_pipeline_ranges", "test_wall",
 )  # fmt: skip
 _ORDER = {"tests": 0, "tests/stages": 1}  # of folders; the others follow
 

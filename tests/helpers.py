@@ -62,6 +62,12 @@ def matmul(n: int = 16, m: int = 32, k: int = 64) -> tvm.IRModule:
     return as_workload(te.create_prim_func([x, w, product]))
 
 
+def matmul_of_weights(n: int, m: int, k: int) -> tvm.IRModule:
+    """The same where w is marked as free to be packed, as weights of a model are."""
+    function = matmul(n, m, k)["main"].with_attr("layout_free_buffers", [1])
+    return as_workload(function)
+
+
 def subgraph(cpu: CpuTarget, make: Callable[..., relax.Expr], *shapes: tuple[int, ...]) -> tvm.IRModule:
     """What `fusion.fuse` makes of an expression of tensors of these shapes, which must be one workload."""
     inputs = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(shapes)]

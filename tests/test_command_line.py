@@ -14,12 +14,14 @@ from lib.contracts.errors import TunerError
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import SUBGRAPHS
 from lib.tir.workload import load_workload
+from tests import range_files
 from tests.helpers import ROOT, environment, luigi, luigi_command
 
 # A value of each that is not its default, and what a task gets of it.
 TYPED = {
     "model": ("bert_base", "bert_base"),
     "shape": ("batch=2", "batch=2"),
+    "lengths": ("lengths.csv", "lengths.csv"),
     "batch-size": ("2", 2),
     "sequence": ("64", 64),
     "weights": ("there.safetensors", "there.safetensors"),
@@ -114,7 +116,9 @@ def test_a_batch_that_was_typed_is_what_is_imported(tmp_path):
     assert {int(function.params[0].ty.shape[0]) for function in functions} == {3}
 
 
-@pytest.mark.parametrize(("task", "hidden"), [("TuneModel", {"models"}), ("TuneModels", {"model", "shape", "weights"})])
+@pytest.mark.parametrize(
+    ("task", "hidden"), [("TuneModel", {"models"}), ("TuneModels", {"model", "shape", "lengths", "weights"})]
+)
 def test_help_shows_each_option_once_and_with_what_it_means(tmp_path, task, hidden):
     text = luigi(tmp_path, task, "--help").stdout
 
@@ -160,3 +164,20 @@ def test_a_round_that_another_process_made_meanwhile_is_not_the_end(monkeypatch)
     assert asked == [
         "TrainFamilyModels", "a round", "a round", "what was not tried", "CompileModel", "Report",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"trials": 0}, "A range of shapes needs some trials"),
+        ({"target_latency_ms": 1.0}, "--target-latency-ms is for one shape"),
+        ({"precision": "int8"}, "with one ONNX file, as it is or in bf16"),
+        ({"target": "raspberry-pi/5", "threads": 4}, "for this machine's CPU alone"),
+        ({"shape": "tokens=1..8"}, "has no open dimension 'tokens'"),
+    ],
+)
+def test_what_ranges_do_not_have_is_told_at_once(tmp_path, options, complaint):
+    file = str(range_files.attention(tmp_path / "mask.onnx", "mask"))
+
+    with pytest.raises(TunerError, match=complaint):
+        pipeline.TuneModel(**{"model": file, "shape": "batch=1 sequence=8,24", **options})

@@ -28,6 +28,16 @@ class ModelFiles:
         return self.folder / "models.parquet"
 
     @property
+    def shared(self) -> Path:
+        """Of shapes of one model that are tuned together: which subgraphs read the same weights."""
+        return self.folder / "shared.parquet"
+
+    @property
+    def probed(self) -> Path:
+        """Of the same: what its open dimensions are, and that padding them changes nothing."""
+        return self.folder / "range.json"
+
+    @property
     def module(self) -> Path:
         return self.folder / "module.json"
 
@@ -216,6 +226,10 @@ class CompiledFiles:
     @property
     def library(self) -> Path:
         return self.folder / "model.so"
+
+    def library_of(self, bucket: str) -> Path:
+        """Of a range of shapes: the library of one of them."""
+        return self.folder / f"model-{bucket}.so"
 
     @property
     def params(self) -> Path:

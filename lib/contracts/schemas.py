@@ -55,6 +55,15 @@ MODELS = _schema(
     ],
 )
 
+SHARED = _schema(
+    "shared",
+    1,
+    [
+        _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
+        _col("group", pa.int32(), "1", "subgraphs of a model's shapes with the same one read the same weights"),
+    ],
+)
+
 FAMILIES = _schema(
     "families",
     1,
@@ -74,7 +83,8 @@ PLAN = _schema(
             "kind",
             pa.string(),
             "1",
-            "recalled | exhausted (recalled, and there is no more) | warm-up | bottleneck | foresee | turn",
+            "recalled | exhausted (recalled, and there is no more) | warm-up | refit (programs that pack weights as "
+            "other shapes do) | bottleneck | foresee | turn",
         ),
         _col("num_trials", pa.int32(), "trials", "how many candidates are asked for"),
         _col("promise", pa.float64(), "s", "what further tuning is expected to save per inference", null=True),
@@ -90,7 +100,7 @@ CANDIDATES = _schema(
         _col("candidate_id", pa.string(), "1", "digest of subgraph and trace"),
         _col("subgraph_id", pa.string(), "1", "key of SUBGRAPHS"),
         _col("family_id", pa.string(), "1", "key of FAMILIES"),
-        _col("origin", pa.string(), "1", "untuned (an empty trace) | sampled | evolved | adapted | imported"),
+        _col("origin", pa.string(), "1", "untuned (an empty trace) | sampled | evolved | refit | adapted | imported"),
         _col("space", pa.string(), "1", "whose program it is: a space of this project by its name (contraction, ...); "
              "metaschedule: TVM's, also where a space of this project fails; none: untuned; imported: a database's"),
         _col("program_hash", pa.string(), "1", "TVM's structural hash of the scheduled module: equal programs"),

@@ -31,12 +31,18 @@ class OnnxFile:
 class OnnxPeer(WorkerSession):
     """A session with one file; all that fails is a `ModelFailed`."""
 
+    _is_ready = False
+
     def outputs(self, file: OnnxFile, inputs: Path, out: Path) -> tuple[list[np.ndarray], OnnxOpened]:
         """What it makes of inputs (.npz, in order), and by what; then it stands still, so that it disturbs nobody."""
-        try:
-            self._worker.wait_until_ready()
-        except WorkerGone as error:
-            raise ModelFailed("start", str(error)) from error
+        if self._is_ready:
+            self._worker.resume()
+        else:
+            try:
+                self._worker.wait_until_ready()
+            except WorkerGone as error:
+                raise ModelFailed("start", str(error)) from error
+            self._is_ready = True
         request = OpenOnnx(_NAME, file.path.resolve(), inputs, file.target.threads)
         opened = self._ask("open_onnx", request)
         self.infer(_NAME, out)

@@ -12,6 +12,24 @@ def output_names(path: Path) -> list[str]:
     return [value.name for value in _load(path).graph.output]
 
 
+def open_dimensions(path: Path) -> list[str]:
+    """Names of the dimensions of inputs that the file leaves open."""
+    graph = _load(path).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    shapes = [value.type.tensor_type.shape for value in graph.input if value.name not in weights]
+    return sorted({dim.dim_param for shape in shapes for dim in shape.dim if dim.dim_param})
+
+
+def open_axes(path: Path) -> dict[str, tuple[str, ...]]:
+    """By input: the name of each dimension that is open, and empty text for the others."""
+    graph = _load(path).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return {
+        value.name: tuple(dim.dim_param for dim in value.type.tensor_type.shape.dim)
+        for value in graph.input if value.name not in weights
+    }  # fmt: skip
+
+
 def licence(path: Path) -> str:
     """What its metadata call its licence; empty if they say nothing of it."""
     said = {entry.key.lower(): entry.value for entry in _load(path).metadata_props}

@@ -12,7 +12,9 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+from lib.report import ranges
 from lib.report.nights import ModelRow, NightRows
+from lib.report.ranges import RangeRows
 from lib.report.rows import RunRows, SubgraphRow
 from lib.report.text import NARROW, counted, in_floats, learned, milliseconds
 from lib.report.treemap import Box, layout
@@ -118,6 +120,15 @@ def night_page(night: NightRows, folder: Path) -> str:
         reused=known / max(1, known + new),
         links={row.name: quote(os.path.relpath(row.page, folder)) for row in night.models if row.page},
     )
+
+
+def range_page(found: RangeRows, folder: Path) -> str:
+    """A model that was compiled for a range of shapes.
+
+    Args:
+        folder: Of its bundle.
+    """
+    return _render("range.html.j2", title=found.title, found=found, folder=folder, share=ranges.share)
 
 
 def comparison_page(first: RunRows, second: RunRows, folders: tuple[Path, Path], settings: Differences) -> str:

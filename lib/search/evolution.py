@@ -6,6 +6,7 @@ programs. Workloads that none of these spaces fits get MetaSchedule's space and 
 """
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from lib.search import features, metaschedule, nest
 from lib.search.points import Point, Points, distinct
 from lib.search.spaces.space import Space
 from lib.search.spaces.table import SPACES, fitting
-from lib.tir import lowering
+from lib.tir import lowering, packings
 from lib.tir.traces import EMPTY_TRACE, apply, to_json
 from lib.tir.workload import program_hash
 
@@ -36,6 +37,7 @@ RECORDED = "recorded"  # what a replay has measurements of
 SPACE_CHOICES = ("own", METASCHEDULE, RECORDED)
 _DRAWN = 8  # points drawn for each program of a population
 _LOOK = 64  # draws after which is looked whether any of them was new
+_PACKED_OTHERWISE = 2  # programs of a sketch that pack weights otherwise than wanted, before it is passed over
 _PARENTS = 32  # points, the best of a generation, that are changed
 
 
@@ -77,7 +79,7 @@ class Proposal:
 
     trace: str  # JSON
     program_hash: str
-    origin: str  # untuned | sampled | evolved | adapted | imported
+    origin: str  # untuned | sampled | evolved | refit | adapted | imported
     space: str  # its name, `metaschedule`, `none` if untuned, or `imported`
     score: float | None
     features: np.ndarray  # as long as what is known of it, at most N_FEATURES
@@ -164,6 +166,43 @@ def evolve(
         best = _of_metaschedule(space, evolved, "evolved")
     taken = {*known, *(proposal.program_hash for proposal in best)}
     proposals = best + sampled(space, n - len(best), known=taken, seed=digests.seed(seed, "random"))
+    scores = model.predict(features.padded([proposal.features for proposal in proposals]))
+    return [replace(proposal, score=float(score)) for proposal, score in zip(proposals, scores, strict=True)]
+
+
+def packed(
+    space: "DesignSpace",
+    n: int,
+    packing: str,
+    *,
+    model: Scorer | None,
+    parents: Sequence[Measured],
+    known: Collection[str],
+    seed: int,
+    config: SearchConfig,
+) -> list[Proposal]:
+    """Up to n programs that pack weights in a given way (`tir.packings`), those that the model likes best; none where
+    no space of this project fits.
+
+    How a program packs follows from its sketch: those of which the first programs pack otherwise are passed over.
+    """
+    found = space.own
+    if found is None:
+        return []
+    if model is None:
+        ranked = list(_drawn(found.points, 4 * config.population, np.random.default_rng(seed)).values())
+    else:
+        ranked = ranking(found.points, model, parents, seed, config)
+    left, proposals = Counter({point.sketch: _PACKED_OTHERWISE for point in ranked}), list[Proposal]()
+    for point in ranked:
+        if len(proposals) < n and left[point.sketch]:
+            for proposal in realized(found, [point], 1, {*known, *(each.program_hash for each in proposals)}, "refit"):
+                if packings.packing(proposal.trace) == packing:
+                    proposals.append(proposal)
+                else:
+                    left[point.sketch] -= 1
+    if model is None or not proposals:
+        return proposals
     scores = model.predict(features.padded([proposal.features for proposal in proposals]))
     return [replace(proposal, score=float(score)) for proposal, score in zip(proposals, scores, strict=True)]
 

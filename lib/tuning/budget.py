@@ -106,8 +106,18 @@ class Standing:
         return min(100, 100 * self.spent.trials // self.budget.trials) if self.budget.trials else 0
 
 
-def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Budget, config: PlanConfig) -> Standing:
+def standing(
+    rounds: Sequence[RoundFiles],
+    members: Sequence[Member],
+    budget: Budget,
+    config: PlanConfig,
+    *,
+    foretells: bool = True,
+) -> Standing:
     """Where a run stands after its finished rounds.
+
+    Args:
+        foretells: What models foretell will do for subgraphs that were not tried when a limit is reached.
 
     Raises:
         MissingInput, ContractError: See `history.load`.
@@ -118,8 +128,9 @@ def standing(rounds: Sequence[RoundFiles], members: Sequence[Member], budget: Bu
     # A model needs something of each subgraph: of one that was never tried what a model foretells, if there is one.
     untried = [member for member in members if not past.of(member.subgraph_id).was_tried]
     modelled = history.modelled(rounds) if untried else set()
-    settled = all(member.family_id in modelled for member in untried)
-    over = _reached(budget, so_far) if settled or budget.trials == 0 else ""
+    settled = all(member.family_id in modelled for member in untried) if foretells else not untried
+    is_enough = settled and not planning.to_refit(past, members)
+    over = _reached(budget, so_far) if is_enough or budget.trials == 0 else ""
     if not over and not planning.plan_round(past, members, config, modelled):
         over = "no subgraph is left that can improve"
     return Standing(so_far, budget, over, [(subgraph_id, reason) for subgraph_id, reason in reasons if reason])

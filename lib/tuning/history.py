@@ -20,6 +20,7 @@ from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, N_FEATURES, PLAN, TR
 from lib.contracts.statuses import Status
 
 FORETOLD = "foretold"  # kind of a plan's row: nothing of it is measured
+REFIT = "refit"  # kind of a plan's row: programs with a given packing of weights
 EXHAUSTED = "exhausted"  # kind of a plan's row: recalled, and the search has no more of it
 _LEAST_FILL = 0.25  # below it the space of a subgraph counts as exhausted
 _KEPT_PARENTS = 64  # fastest programs of a subgraph that a search may start from
@@ -57,6 +58,7 @@ class SubgraphHistory:
     foretold: list[Foretold] = field(default_factory=list)  # the best by score, where nothing was measured
     untuned_s: float | None = None
     n_recalled: int = 0  # of its trials, those of earlier runs
+    n_refits: int = 0  # rounds that asked for programs with a given packing of weights
 
     @property
     def is_exhausted(self) -> bool:
@@ -114,7 +116,10 @@ class History:
             past.best_after.append(past.fastest[0].latency_s if past.fastest else float("inf"))
             past.trials_after.append(past.n_trials)
             past.n_recalled += past.n_trials if is_recalled else 0
-            past.fill = 0.0 if row["kind"] == EXHAUSTED else _fill(row, found)
+            if row["kind"] == REFIT:  # says nothing of how much else there is
+                past.n_refits += 1
+            else:
+                past.fill = 0.0 if row["kind"] == EXHAUSTED else _fill(row, found)
             self.last_kind, self.last_subgraph, self.last_family = (
                 row["kind"],
                 row["subgraph_id"],
@@ -140,7 +145,8 @@ class History:
 def exhausted(plan: pa.Table, candidates: pa.Table) -> list[str]:
     """The subgraphs of which a round's search found hardly any of the candidates that it was to find."""
     found = Counter(candidates["subgraph_id"].to_pylist())
-    return [row["subgraph_id"] for row in plan.to_pylist() if _fill(row, found) < _LEAST_FILL]
+    asked = [row for row in plan.to_pylist() if row["kind"] != REFIT]
+    return [row["subgraph_id"] for row in asked if _fill(row, found) < _LEAST_FILL]
 
 
 def _fill(row: Mapping[str, Any], found: Mapping[str, int]) -> float:

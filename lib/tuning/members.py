@@ -33,7 +33,9 @@ def guess_s(flop: float) -> float:
     return 2e-6 + flop / 1e11
 
 
-def joint_members(subgraphs: pa.Table, families: pa.Table, models: pa.Table, so_far: History) -> list[Member]:
+def joint_members(
+    subgraphs: pa.Table, families: pa.Table, models: pa.Table, so_far: History, shared: pa.Table | None = None
+) -> list[Member]:
     """The same of several models that are tuned together.
 
     What is to become small is the mean of the models' latencies, each relative to what it was when all its subgraphs
@@ -44,7 +46,9 @@ def joint_members(subgraphs: pa.Table, families: pa.Table, models: pa.Table, so_
     Args:
         subgraphs: The SUBGRAPHS table of all models; `families` as in `join`.
         models: A MODELS table.
+        shared: A SHARED table, if the models are one in several shapes.
     """
+    shares = dict(zip(*(shared[name].to_pylist() for name in ("subgraph_id", "group")), strict=True)) if shared else {}
     counts: defaultdict[str, float] = defaultdict(float)
     groups: dict[str, int] = {}
     rows = models.to_pylist()
@@ -54,7 +58,8 @@ def joint_members(subgraphs: pa.Table, families: pa.Table, models: pa.Table, so_
         for subgraph_id, calls in _calls(row):
             groups.setdefault(subgraph_id, group)
             counts[subgraph_id] += row["importance"] / total * calls / at_first
-    return [Member(m.subgraph_id, m.family_id, counts[m.subgraph_id], groups[m.subgraph_id], m.guess_s)
+    return [Member(m.subgraph_id, m.family_id, counts[m.subgraph_id], groups[m.subgraph_id], m.guess_s,
+                   str(shares.get(m.subgraph_id, "")))
             for m in members(subgraphs, families)]  # fmt: skip
 
 

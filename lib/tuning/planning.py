@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 from lib.contracts.errors import ConfigError
 from lib.contracts.statuses import Status
-from lib.tuning.history import History, SubgraphHistory
+from lib.tuning import agreement
+from lib.tuning.agreement import Sharing
+from lib.tuning.history import REFIT, History, SubgraphHistory
 
+_REFITTED = 4  # programs of a subgraph with the packing that others with its weights have
 STRATEGIES = ("foresee", "gradient", "round-robin")
 
 
@@ -48,6 +51,7 @@ class Member:
     weight: float  # calls of an inference; of several models together: what a second of it counts
     group: int = 0  # members of a lower one are tried first
     guess_s: float = 1.0  # of a call, before anything is measured
+    shares: str = ""  # members with the same text are to pack their weights alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class PlanRow:
 
     subgraph_id: str
     family_id: str
-    kind: str  # recalled | exhausted | warm-up | bottleneck | foresee | turn
+    kind: str  # recalled | exhausted | warm-up | refit | bottleneck | foresee | turn
     num_trials: int
     promise: float | None
     note: str
@@ -72,13 +76,18 @@ def plan_round(
         modelled: The families that have a model already.
 
     Returns:
-        While there are subgraphs that were never tried: first looks at some of them. Then: one row, or, for a foresee
-        round, one for each member of the family that may be chosen, the most promising first: whoever searches picks
-        one by what the cost model predicts of its programs. Empty when nothing is left that can improve.
+        While there are subgraphs that were never tried: first looks at some of them. Of a model in several shapes, then
+        a row for each subgraph that lacks the packing of its weights. Then: one row, or, for a foresee round, one for
+        each member of the family that may be chosen, the most promising first: whoever searches picks one by what the
+        cost model predicts of its programs. Empty when nothing is left that can improve.
     """
     untried = [m for m in members if not history.of(m.subgraph_id).was_tried]
     if untried:
         return _first_looks(untried, config, modelled)
+    if lacking := to_refit(history, members):
+        n = _REFITTED
+        return [PlanRow(m.subgraph_id, m.family_id, REFIT, n, None, "packed as in other shapes")
+                for m in members if m.subgraph_id in lacking]  # fmt: skip
     alive = [m for m in members if not dead(history.of(m.subgraph_id), config)]
     if config.strategy == "round-robin":
         return _turn(history, members, alive, config)
@@ -109,6 +118,16 @@ def _first_looks(untried: Sequence[Member], config: PlanConfig, modelled: Collec
     return [
         PlanRow(m.subgraph_id, m.family_id, "warm-up", n, None, "first look") for m in ranked[: config.num_first_looks]
     ]
+
+
+def to_refit(history: History, members: Sequence[Member]) -> dict[str, str]:
+    """Members that lack a program with the packing that others with their weights have, with that packing."""
+    return agreement.lacking(sharing(members), history)
+
+
+def sharing(members: Sequence[Member]) -> list[Sharing]:
+    """Those that share weights with others."""
+    return [Sharing(m.subgraph_id, m.shares, m.weight) for m in members if m.shares]
 
 
 def promise(past: SubgraphHistory, weight: float, config: PlanConfig) -> float:

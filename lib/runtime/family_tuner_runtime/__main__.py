@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from .errors import BundleError
 from .model import Model
 from .weights import Mapped, entries
 
+_UNTIMED = {False: "not timed", True: "see above"}
 _PRECISIONS = {"model": "as the model's file has it"}
 
 
@@ -89,8 +91,10 @@ def info(folder: Path) -> str:
     facts, tensors = bundle.facts, entries(bundle.weights)
     target = facts["target"]
     sizes = ", ".join(f"{name} {said['bytes'] / 1e6:,.1f} MB" for name, said in facts["files"].items())
+    of_range = "buckets" in facts
     latencies = facts.get("latencies_s", {}).get("tuned") or []
     rows = [
+        *((("range", _ranges(bundle)), ("compiled", _buckets(facts["buckets"]))) if of_range else ()),
         ("inputs", "; ".join(map(str, bundle.inputs))),
         ("outputs", "; ".join(map(str, bundle.outputs))),
         ("precision", _PRECISIONS.get(facts["precision"], facts["precision"])),
@@ -98,12 +102,23 @@ def info(folder: Path) -> str:
         ("threads", str(bundle.threads)),
         ("target", f"{target['kind']} {target.get('mcpu', '')}, needs {', '.join(facts['instructions']) or 'nothing'}"),
         ("error", f"{facts['max_error']:.1e} of the largest output, beside {facts['compared_with']}"),
-        ("latency", f"{np.median(latencies) * 1e3:.2f} ms on {facts['device']}" if latencies else "not timed"),
+        ("latency", f"{np.median(latencies) * 1e3:.2f} ms on {facts['device']}" if latencies else _UNTIMED[of_range]),
         ("made with", str(facts["versions"])),
         ("files", sizes),
         *(("licence", f"{each['licence']} ({each['of']})") for each in facts["licences"]),
     ]
     return "\n".join(f"{name:<10} {value}" for name, value in rows)
+
+
+def _ranges(bundle: Bundle) -> str:
+    limits = bundle.ranges.limits.items()
+    return ", ".join(f"{name} from {lowest} to {highest}" for name, (lowest, highest) in limits)
+
+
+def _buckets(buckets: Sequence[Mapping[str, Any]]) -> str:
+    """The shapes that were compiled, each with what it takes where it was timed."""
+    told = [" ".join(f"{name}={extent}" for name, extent in each["extents"].items()) for each in buckets]
+    return "; ".join(f"{name} ({each['latency_s'] * 1e3:.2f} ms)" for name, each in zip(told, buckets, strict=True))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from typing import Any
 
 from . import cpu, native, weights
 from .errors import BundleError
+from .ranges import Ranges
 
 MANIFEST = "manifest.json"
-FORMAT = 1  # of bundles: what this code reads
+FORMAT = 1  # of bundles of one shape
+OF_RANGES = 2  # of bundles of ranges of shapes; this code reads both
 _DIGITS = 16  # hex digits of a digest
 _AGAIN = "Copy the bundle again, or have the tuner make it again."
 
@@ -21,11 +23,12 @@ class Value:
     """An input or an output."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]  # names stand for dimensions that are open within a range
     dtype: str  # as NumPy calls it; `bfloat16` as ml_dtypes does
+    fill: int = 0  # what an input is padded with
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}{list(self.shape)}"
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +62,21 @@ class Bundle:
                 f"{folder} was compiled before there were bundles: its weights are in no file that can be mapped. The "
                 "command that tuned it compiles it again; what was measured is kept."
             )
-        if found > FORMAT:
+        if found > OF_RANGES:
             raise BundleError(
-                f"{folder} is a bundle of format {found}, and this runtime reads {FORMAT}: install its own."
+                f"{folder} is a bundle of format {found}, and this runtime reads {OF_RANGES}: install its own."
             )
         return Bundle(folder, facts)
 
     @property
-    def library(self) -> Path:
-        return self.folder / str(self.facts["library"])
+    def ranges(self) -> Ranges:
+        """The open dimensions, and the shapes that were compiled."""
+        return Ranges.of(self.facts)
+
+    @property
+    def libraries(self) -> list[Path]:
+        """One for each bucket, in their order."""
+        return [self.folder / bucket.library for bucket in self.ranges.buckets]
 
     @property
     def weights(self) -> Path:
@@ -139,7 +148,15 @@ class Bundle:
 
 
 def _values(described: list[dict[str, Any]]) -> list[Value]:
-    return [Value(str(each["name"]), tuple(map(int, each["shape"])), str(each["dtype"])) for each in described]
+    return [
+        Value(
+            str(each["name"]),
+            tuple(extent if isinstance(extent, str) else int(extent) for extent in each["shape"]),
+            str(each["dtype"]),
+            int(each.get("fill", 0)),
+        )
+        for each in described
+    ]
 
 
 def _version_of(versions: str, name: str) -> str:

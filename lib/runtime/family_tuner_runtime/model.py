@@ -1,6 +1,8 @@
 """A compiled model that is called like a function."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import tvm_ffi
 from . import native
 from .bundle import Bundle, Value
 from .errors import InputError
+from .ranges import cut, settled
 from .session import Driver, placed
 from .weights import ALIGNMENT, Mapped, as_type, numpy_type, stored, tensor_at
 
@@ -52,8 +55,7 @@ class Model:
         if check:
             bundle.require_fit()
         native.load()
-        loaded = _Loaded(bundle, tvm_ffi.load_module(str(bundle.library.absolute())), Mapped(bundle.weights))
-        self._begin(loaded, threads, cores)
+        self._begin(_Loaded(bundle), threads, cores)
 
     def session(self, *, threads: int | None = None, cores: Sequence[int] | None = None) -> "Model":
         """Another session of the same model: it shares library and weights, and has threads and activations of its
@@ -68,9 +70,20 @@ class Model:
         self._places = {value.name: n for n, value in enumerate(self._inputs)}
         self.threads, self.cores = placed(loaded.bundle.threads, threads, cores)
         self._driver = Driver(self.threads, self.cores)
-        self._machine = native.machine(loaded.executable)
-        self._machine["save_function"](loaded.bundle.facts["entry"], _BOUND, True, *loaded.weights.tensors)
-        self._infer: Callable[..., Any] = self._machine[_BOUND]
+        self._machines: dict[int, tuple[Any, Callable[..., Any]]] = {}  # by bucket, each made when it is first needed
+        self._making = threading.Lock()
+        if not loaded.ranges.limits:
+            self._infer_of(0)
+
+    def _infer_of(self, bucket: int) -> Callable[..., Any]:
+        """What computes a bucket's shape."""
+        with self._making:
+            if bucket not in self._machines:
+                executable, weights = self._loaded.executable(bucket)
+                machine = native.machine(executable)
+                machine["save_function"](self._loaded.bundle.facts["entry"], _BOUND, True, *weights)
+                self._machines[bucket] = machine, machine[_BOUND]
+            return self._machines[bucket][1]
 
     @property
     def bundle(self) -> Bundle:
@@ -79,8 +92,13 @@ class Model:
 
     @property
     def inputs(self) -> list[Value]:
-        """In the order in which they are given."""
+        """In the order in which they are given. Names in a shape are dimensions that are open: see `ranges`."""
         return list(self._inputs)
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The lowest and the highest extent of each open dimension, by name; empty for a model of one shape."""
+        return dict(self._loaded.ranges.limits)
 
     @property
     def outputs(self) -> list[Value]:
@@ -94,7 +112,9 @@ class Model:
             args: The inputs in their order, or one mapping from their names; NumPy arrays, or anything with DLPack
                 (`torch.Tensor`) on the CPU. They are used as they are, without a copy, if they are contiguous and
                 begin at a multiple of 64 bytes (`empty` makes such arrays, and torch does), and copied otherwise. They
-                must not change until this returns.
+                must not change until this returns. Of a model with open dimensions, the smallest compiled shape in
+                which they fit is used: where it is larger, inputs are copied and padded, and outputs are views of what
+                was computed.
             named: Or the inputs by their names.
 
         Returns:
@@ -102,26 +122,40 @@ class Model:
             of its own, which nobody else reads or writes then; `torch.from_dlpack` takes it without a copy.
 
         Raises:
-            InputError: Names, number, shapes or types are not the model's.
+            InputError: Names, number, shapes or types are not the model's, or an extent is out of its range.
         """
-        tensors = [_tensor(given, value) for given, value in zip(self._ordered(args, named), self._inputs, strict=True)]
-        infer, arrays = self._infer, []
+        ordered, ranges = self._ordered(args, named), self._loaded.ranges
+        extents: Mapping[str, int] = {}
+        if ranges.limits:
+            extents = ranges.extents(self._inputs, [_shape(given) for given in ordered])
+        bucket = ranges.smallest(extents)
+        tensors = [
+            _padded(given, value, extents, ranges.buckets[bucket].extents)
+            for given, value in zip(ordered, self._inputs, strict=True)
+        ]
+        infer, arrays = self._infer_of(bucket), []
         others = {tensor.data_ptr() for tensor in tensors}
-        for tensor in _flat(self._driver.run(lambda: infer(*tensors))):
+        for tensor, value in zip(_flat(self._driver.run(lambda: infer(*tensors))), self._outputs, strict=True):
             is_shared = tensor.data_ptr() in others or tensor in self._loaded.weights
-            arrays.append(_array(tensor).copy() if is_shared else _array(tensor))
+            array = _array(tensor).copy() if is_shared else _array(tensor)
+            arrays.append(cut(array, value.shape, extents) if extents else array)
         if len(arrays) == 1:
             return arrays[0]
         return {value.name: array for value, array in zip(self._outputs, arrays, strict=True)}
 
-    def empty(self, name: str) -> np.ndarray:
+    def empty(self, name: str, **extents: int) -> np.ndarray:
         """An array for an input, to be filled by the caller: one that is used without a copy.
 
+        Args:
+            extents: Of the dimensions that are open, by name.
+
         Raises:
-            InputError: There is no such input.
+            InputError: There is no such input, or an extent is missing.
         """
         value = self._inputs[self._place(name)]
-        return aligned_empty(value.shape, value.dtype)
+        if absent := [dim for dim in value.shape if isinstance(dim, str) and dim not in extents]:
+            raise InputError(f"{value}: say how much {', '.join(absent)} is, as in empty({name!r}, {absent[0]}=...).")
+        return aligned_empty(settled(value.shape, extents), value.dtype)
 
     def _ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Sequence[Any]:
         """The inputs in their order."""
@@ -152,8 +186,20 @@ class Model:
 class _Loaded:
     """What sessions share."""
 
-    def __init__(self, bundle: Bundle, executable: Any, weights: Mapped) -> None:
-        self.bundle, self.executable, self.weights = bundle, executable, weights
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle, self.ranges, self.weights = bundle, bundle.ranges, Mapped(bundle.weights)
+        self._executables: dict[int, tuple[Any, list[Any]]] = {}
+        self._loading = threading.Lock()
+
+    def executable(self, bucket: int) -> tuple[Any, list[Any]]:
+        """The library of a bucket, and the weights as it takes them; loaded once."""
+        with self._loading:
+            if bucket not in self._executables:
+                wanted = self.ranges.buckets[bucket].weights
+                weights = self.weights.tensors if wanted is None else [self.weights.view(*each) for each in wanted]
+                library = tvm_ffi.load_module(str(self.bundle.libraries[bucket].absolute()))
+                self._executables[bucket] = library, weights
+            return self._executables[bucket]
 
 
 def aligned_empty(shape: Sequence[int], dtype: str) -> np.ndarray:
@@ -165,9 +211,26 @@ def aligned_empty(shape: Sequence[int], dtype: str) -> np.ndarray:
     return memory[begin : begin + size].view(typed).reshape(tuple(shape))
 
 
+def _shape(given: Any) -> tuple[int, ...]:
+    return tuple(given.shape) if hasattr(given, "shape") else np.shape(given)
+
+
+def _padded(given: Any, value: Value, extents: Mapping[str, int], most: Mapping[str, int]) -> Any:
+    """A tensor of TVM for an input of some extents, in the shape of a bucket."""
+    own = replace(value, shape=settled(value.shape, extents))
+    tensor, shape = _tensor(given, own), settled(value.shape, most)
+    if shape == own.shape:
+        return tensor
+    array = np.from_dlpack(as_type(tensor, stored(value.dtype)))
+    padded = aligned_empty(shape, stored(value.dtype))
+    padded[...] = value.fill
+    padded[tuple(map(slice, array.shape))] = array
+    return tensor_at(padded.ctypes.data, shape, value.dtype, padded)
+
+
 def _tensor(given: Any, value: Value) -> Any:
     """A tensor of TVM over an input's memory, or over a copy where TVM cannot use that."""
-    is_shown = hasattr(given, "__dlpack__")
+    is_shown, expected = hasattr(given, "__dlpack__"), settled(value.shape, {})
     if isinstance(given, np.ndarray):
         is_shown = given.flags.writeable and given.dtype.name in _IN_DLPACK
     if is_shown:
@@ -184,10 +247,10 @@ def _tensor(given: Any, value: Value) -> Any:
         _require(value, array.shape, array.dtype.name)
         array = array.view(stored(value.dtype))
     if array.size and (not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT):
-        copy = aligned_empty(value.shape, stored(value.dtype))
+        copy = aligned_empty(expected, stored(value.dtype))
         copy[...] = array
         array = copy
-    return tensor_at(array.ctypes.data, value.shape, value.dtype, array)
+    return tensor_at(array.ctypes.data, expected, value.dtype, array)
 
 
 def _require(value: Value, shape: tuple[int, ...], dtype: str) -> None:

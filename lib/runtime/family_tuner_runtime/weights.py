@@ -79,12 +79,26 @@ class Mapped:
     def __init__(self, path: Path) -> None:
         """Raises: BundleError: See `entries`."""
         self.entries = entries(path)
+        self._by_name = {entry.name: entry for entry in self.entries}
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self.tensors: list[Any] = [
             tensor_at(self._address + entry.begin, entry.shape, entry.dtype, self._map) for entry in self.entries
         ]
+
+    def view(self, name: str, shape: Sequence[int]) -> Any:
+        """A tensor over the memory of an entry, in a shape of as many elements: buckets read the same bytes otherwise.
+
+        Raises:
+            BundleError: There is no such entry, or it has another size.
+        """
+        entry = self._by_name.get(name)
+        if entry is None or int(np.prod(shape, dtype=np.int64)) != int(np.prod(entry.shape, dtype=np.int64)):
+            raise BundleError(
+                f"The manifest names a weight {name} of shape {list(shape)}, which the file does not have."
+            )
+        return tensor_at(self._address + entry.begin, shape, entry.dtype, self._map)
 
     def __contains__(self, tensor: Any) -> bool:
         """Whether its memory is of this file."""

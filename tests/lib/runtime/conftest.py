@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from lib import bundle, deploy
+from lib import bundle, deploy, sharing
 from lib.contracts import manifest
 from lib.contracts.files import CompiledFiles
 from lib.graph import fusion
@@ -17,6 +17,7 @@ from lib.measure.device_source import LocalDevice
 from lib.measure.libraries import Libraries
 from lib.measure.protocol import PackWeights
 from lib.models import onnx_facts, onnx_import
+from tests import range_files
 from tests.helpers import SMALL
 
 DIGEST = "made of"
@@ -95,3 +96,68 @@ def pair(cpu, tmp_path_factory) -> CompiledFiles:
     folder = tmp_path_factory.mktemp("pair")
     inputs = [np.ones((5, 8), np.float32), np.arange(7)]
     return bundle_of(_pair(folder / "pair.onnx"), folder / "compiled", cpu, inputs)
+
+
+def range_of(path: Path, folder: Path, cpu, buckets: list[dict[str, int]]) -> CompiledFiles:
+    """The bundle of a file that `range_files` made, for a range of shapes: as `stages/compile_range.py` makes it, but
+    untuned."""
+    out = CompiledFiles(folder)
+    folder.mkdir()
+    packed, libraries, interface, outputs = [], [], [], []
+    for n, extents in enumerate(buckets):
+        model = onnx_import.load(path, {name: (extent,) for name, extent in extents.items()})
+        module = fusion.fuse(model.module, cpu.tvm())
+        libraries.append(out.library_of(str(n)))
+        deploy.build(module, {}, cpu.tvm(), libraries[-1], pack=True)
+        np.savez(folder / "weights.npz", **model.weights)
+        packed.append(folder / f"{n}.packed")
+        Libraries(LocalDevice("llvm")).pack(PackWeights(libraries[-1], folder / "weights.npz", packed[-1]))
+        interface, outputs = deploy.interface(module), deploy.outputs(module, onnx_facts.output_names(path))
+    together = sharing.write(out.params, packed)
+    for file in (*packed, folder / "weights.npz"):
+        file.unlink()
+    axes = onnx_facts.open_axes(path)
+    inputs = [
+        {**each, "shape": [name or n for name, n in zip(axes[each["name"]], each["shape"], strict=True)]}
+        for each in interface
+    ]
+    names = {extent: name for name, extent in buckets[-1].items()}
+    shown = [{**each, "shape": [names.get(extent, extent) for extent in each["shape"]]} for each in outputs]
+    described = [
+        {"extents": extents, "library": library.name, "weights": named, "latency_s": 0.001, "max_error": 0.0}
+        for extents, library, named in zip(buckets, libraries, together.of_each, strict=True)
+    ]
+    limits = {name: (1, max(extents[name] for extents in buckets)) for name in buckets[0]}
+    bundle.write_reference(*_reference(path), out)
+    facts = bundle.of_range(bundle.facts(out, inputs, shown, cpu, fusion.ENTRY, ""), limits, described)
+    found = {"precision": "model", "max_error": 0.0, "tolerance": 1e-3, "compared_with": "ONNX Runtime"}
+    manifest.write(out.manifest, DIGEST, {**facts, **found}, [*libraries, out.params, out.reference])
+    return out
+
+
+def _reference(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    inputs = texts(1, 3)
+    return inputs, onnxruntime.InferenceSession(path).run(None, dict(zip(("ids", "mask"), inputs, strict=True)))
+
+
+def texts(batch: int, sequence: int, seed: int = 0) -> list[np.ndarray]:
+    """Ids and a mask for `ranged`."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, range_files.VOCABULARY, (batch, sequence))
+    mask = rng.integers(0, 2, (batch, sequence))
+    mask[:, 0] = 1
+    return [ids, mask]
+
+
+BUCKETS = [{"batch": batch, "sequence": sequence} for batch in (1, 4) for sequence in (5, 16)]
+
+
+@pytest.fixture(scope="session")
+def ranged_file(tmp_path_factory) -> Path:
+    return range_files.attention(tmp_path_factory.mktemp("ranged") / "mask.onnx", "mask")
+
+
+@pytest.fixture(scope="session")
+def ranged(cpu, tmp_path_factory, ranged_file) -> CompiledFiles:
+    """Of a layer of a transformer with a mask, for one to four texts of one to sixteen tokens."""
+    return range_of(ranged_file, tmp_path_factory.mktemp("ranged") / "compiled", cpu, BUCKETS)

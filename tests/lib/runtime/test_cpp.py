@@ -1,16 +1,19 @@
 """The C++ header by its example, built with CMake as its README says, and run without Python."""
 
+import json
 import shutil
 import subprocess
 import sys
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from lib import bundle
+from lib.contracts import manifest
 from lib.contracts.files import CompiledFiles
 from tests.helpers import ROOT
-from tests.lib.runtime.conftest import changed, values
+from tests.lib.runtime.conftest import changed, texts, values
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -47,6 +50,30 @@ def test_it_computes_what_the_reference_says_from_several_threads_and_sessions(p
     assert done.returncode == 0, done.stderr
     assert f"{small.folder}: 1 inputs, 1 outputs" in done.stdout
     assert f"{pair.folder}: 2 inputs, 4 outputs" in done.stdout
+
+
+def test_open_dimensions_are_padded_and_cut(program, ranged, ranged_file, tmp_path):
+    """The reference of the bundle is shorter than what was compiled; then all extents, as ONNX Runtime has them."""
+    done = run(program, ranged.folder)
+
+    assert done.returncode == 0, done.stderr
+    assert f"{ranged.folder}: 2 inputs, 1 outputs" in done.stdout
+    session = onnxruntime.InferenceSession(ranged_file)
+    copy = CompiledFiles(tmp_path / "copy")
+    shutil.copytree(ranged.folder, copy.folder)
+    facts = json.loads(copy.manifest.read_text())
+    for batch, sequence in ((4, 16), (3, 5), (2, 9), (1, 1)):
+        inputs = texts(batch, sequence)
+        bundle.write_reference(inputs, session.run(None, dict(zip(("ids", "mask"), inputs, strict=True))), copy)
+        named = [copy.folder / name for name in facts["files"]]
+        manifest.write(
+            copy.manifest, "", {k: v for k, v in facts.items() if k not in ("inputs", "files", "seal")}, named
+        )
+        done = run(program, copy.folder)
+        assert done.returncode == 0, (batch, sequence, done.stdout, done.stderr)
+    bundle.write_reference(texts(1, 17), [np.zeros((1, 17, 32), np.float32)], copy)
+    manifest.write(copy.manifest, "", {k: v for k, v in facts.items() if k not in ("inputs", "files", "seal")}, named)
+    assert "sequence is 17, and the model was compiled for 1 to 16" in run(program, copy.folder).stderr
 
 
 def test_it_tells_a_bundle_that_computes_something_else(program, copy):

@@ -7,10 +7,10 @@ from lib.search.evolution import DesignSpace, Measured, SearchConfig
 from lib.search.features import padded
 from lib.search.spaces.space import Space
 from lib.search.spaces.table import SPACES
-from lib.tir import traces
+from lib.tir import packings, traces
 from lib.tir.workload import program_hash
 from lib.tuning.cost_model import Samples, TrainConfig, train
-from tests.helpers import matmul, run_on
+from tests.helpers import matmul, matmul_of_weights, run_on
 
 QUICK = SearchConfig(population=32, generations=2)
 PRODUCT = matmul(64, 256, 64)
@@ -144,3 +144,24 @@ def test_names_of_spaces_are_distinct():
     names = [space.name for space in SPACES] + ["metaschedule", "none"]
 
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("has_model", [True, False])
+def test_programs_that_pack_weights_as_wanted_are_found_and_none_where_there_are_none(cpu, model, has_model):
+    space = DesignSpace(matmul_of_weights(24, 256, 64), cpu.tvm(), QUICK.offered, 0)
+    there = {packings.packing(each.trace) for each in evolution.sampled(space, 24, known=set(), seed=0)}
+    wanted = sorted(there)[0]
+
+    def packed(packing, known=()):
+        return evolution.packed(
+            space, 4, packing, model=model if has_model else None, parents=[], known=known, seed=0, config=QUICK
+        )
+
+    found = packed(wanted)
+    assert len(found) == 4
+    assert {packings.packing(each.trace) for each in found} == {wanted}
+    assert {each.origin for each in found} == {"refit"}
+    assert not {each.program_hash for each in found} & {
+        each.program_hash for each in packed(wanted, {each.program_hash for each in found})
+    }
+    assert packed("i1%0/12345 i0%0/1 i1%12345/1") == []

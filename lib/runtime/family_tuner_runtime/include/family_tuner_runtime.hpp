@@ -3,7 +3,7 @@
  *
  *     family_tuner::Model model("compiled/");
  *     auto x = model.empty(0);                       // a tensor for the first input, to be filled
- *     std::vector<tvm::ffi::Tensor> y = model({x});
+ *     std::vector<tvm::ffi::Tensor> y = model({x});  // empty(0, {{"sequence", 37}}), where dimensions are open
  *     family_tuner::Model other = model.session({1});  // one thread; shares library and weights
  *
  * It needs C++17, Linux or macOS, and of the wheels apache-tvm and apache-tvm-ffi: the headers of the latter, and
@@ -66,25 +66,48 @@ struct Options {
   std::vector<int> cores = {};  // where they may run; empty: all that this process may use. Linux only
 };
 
+/*! Extents of dimensions that are open within a range, by name. */
+using Extents = std::map<std::string, int64_t>;
+
 /*! An input or an output. */
 struct Value {
   std::string name;
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape;  // -1 for dimensions that are open
   DLDataType dtype;
+  std::vector<std::string> open = {};  // their names, and empty ones for the others; or none at all
+  int64_t fill = 0;                    // what an input is padded with
 
   std::string text() const {
     std::ostringstream told;
     told << name << ": " << std::string(ffi::DLDataTypeToString(dtype)) << "[";
-    for (size_t n = 0; n < shape.size(); ++n) told << (n ? ", " : "") << shape[n];
+    for (size_t n = 0; n < shape.size(); ++n) {
+      told << (n ? ", " : "");
+      is_open(n) ? told << open[n] : told << shape[n];
+    }
     told << "]";
     return told.str();
+  }
+
+  bool is_open(size_t axis) const { return axis < open.size() && !open[axis].empty(); }
+
+  /*! The shape with the extents of what is open. */
+  std::vector<int64_t> settled(const Extents& extents) const {
+    std::vector<int64_t> found = shape;
+    for (size_t n = 0; n < shape.size(); ++n) {
+      if (!is_open(n)) continue;
+      auto extent = extents.find(open[n]);
+      if (extent == extents.end()) throw Error(text() + ": say how much " + open[n] + " is");
+      found[n] = extent->second;
+    }
+    return found;
   }
 };
 
 namespace detail {
 
 constexpr int64_t kAlignment = 64;  // bytes: what TVM's kernels assume
-constexpr int kFormat = 1;          // of bundles: what this code reads
+constexpr int kFormat = 1;          // of bundles of one shape
+constexpr int kOfRanges = 2;        // of bundles of ranges of shapes; this code reads both
 
 inline std::string read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -120,8 +143,14 @@ inline std::vector<Value> values(const Object& facts, const char* key, const std
   std::vector<Value> found;
   for (const ffi::Any& each : get<ffi::json::Array>(facts, key, path)) {
     Object said = each.cast<Object>();
-    found.push_back({get<ffi::String>(said, "name", path), integers(get<ffi::json::Array>(said, "shape", path)),
-                     ffi::StringToDLDataType(get<ffi::String>(said, "dtype", path))});
+    Value value{get<ffi::String>(said, "name", path), {}, ffi::StringToDLDataType(get<ffi::String>(said, "dtype", path))};
+    for (const ffi::Any& extent : get<ffi::json::Array>(said, "shape", path)) {
+      auto name = extent.as<ffi::String>();
+      value.open.push_back(name ? std::string(*name) : std::string());
+      value.shape.push_back(name ? -1 : extent.cast<int64_t>());
+    }
+    if (auto fill = said.Get(ffi::String("fill"))) value.fill = fill->cast<int64_t>();
+    found.push_back(std::move(value));
   }
   return found;
 }
@@ -179,6 +208,29 @@ inline ffi::Tensor copied(const ffi::Tensor& tensor) {
   std::copy_n(static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset(), bytes(shape, tensor.dtype()),
               static_cast<char*>(copy.data_ptr()));
   return copy;
+}
+
+/*! Copy the first `extents` of each axis from one array in C order to another. */
+inline void copy_block(const char* from, const std::vector<int64_t>& from_shape, char* to,
+                       const std::vector<int64_t>& to_shape, const std::vector<int64_t>& extents, int64_t item) {
+  auto strides = [item](const std::vector<int64_t>& shape) {
+    std::vector<int64_t> found(shape.size(), item);
+    for (size_t n = shape.size(); n-- > 1;) found[n - 1] = found[n] * shape[n];
+    return found;
+  };
+  std::vector<int64_t> from_strides = strides(from_shape), to_strides = strides(to_shape);
+  if (extents.empty()) {
+    std::copy_n(from, item, to);
+    return;
+  }
+  std::function<void(size_t, const char*, char*)> copy = [&](size_t axis, const char* one, char* other) {
+    if (axis + 1 == extents.size()) {
+      std::copy_n(one, extents[axis] * item, other);
+      return;
+    }
+    for (int64_t n = 0; n < extents[axis]; ++n) copy(axis + 1, one + n * from_strides[axis], other + n * to_strides[axis]);
+  };
+  copy(0, from, to);
 }
 
 /*! Memory of the caller. */
@@ -355,6 +407,22 @@ class Driver {
   std::thread thread_;
 };
 
+/*! A compiled shape: a library, and the weights as it takes them (by name, with shapes; none: all, as they lie). */
+struct Bucket {
+  Extents extents;
+  std::string library;
+  std::optional<std::vector<std::pair<std::string, std::vector<int64_t>>>> weights;
+
+  bool holds(const Extents& wanted) const {
+    return std::all_of(extents.begin(), extents.end(), [&](const auto& most) { return wanted.at(most.first) <= most.second; });
+  }
+  int64_t size() const {
+    int64_t found = 1;
+    for (const auto& [name, extent] : extents) found *= extent;
+    return found;
+  }
+};
+
 /*! What sessions share. */
 struct Loaded {
   std::string folder, entry;
@@ -362,16 +430,78 @@ struct Loaded {
   double tolerance;
   std::optional<std::string> reference;
   std::vector<Value> inputs, outputs;
-  ffi::Optional<ffi::Module> executable;
-  std::vector<ffi::Tensor> weights;
+  std::map<std::string, std::pair<int64_t, int64_t>> limits;  // of open dimensions
+  std::vector<Bucket> buckets;                                // the smallest first
+  std::vector<std::pair<std::string, ffi::Tensor>> weights;
+
+  /*! The library of a bucket and its weights; loaded once. */
+  std::pair<ffi::Module, std::vector<ffi::Tensor>> executable(size_t bucket) {
+    std::lock_guard<std::mutex> one_at_a_time(mutex_);
+    auto known = executables_.find(bucket);
+    if (known != executables_.end()) return known->second;
+    std::vector<ffi::Tensor> own;
+    if (const auto& wanted = buckets[bucket].weights) {
+      for (const auto& [name, shape] : *wanted) own.push_back(view(name, shape));
+    } else {
+      for (const auto& [name, tensor] : weights) own.push_back(tensor);
+    }
+    ffi::Module library = ffi::Module::LoadFromFile(folder + "/" + buckets[bucket].library);
+    return executables_.emplace(bucket, std::make_pair(library, std::move(own))).first->second;
+  }
+
+ private:
+  /*! A weight in another shape of as many elements, over the same memory. */
+  ffi::Tensor view(const std::string& name, const std::vector<int64_t>& shape) const {
+    for (const auto& [own, tensor] : weights) {
+      if (own != name) continue;
+      if (bytes(shape, tensor.dtype()) != bytes({tensor.shape().begin(), tensor.shape().end()}, tensor.dtype())) break;
+      struct Shared {
+        ffi::Tensor owner;
+        void AllocData(DLTensor* made) { made->data = owner.data_ptr(); }
+        void FreeData(DLTensor*) {}
+      };
+      return ffi::Tensor::FromNDAlloc(Shared{tensor}, ffi::Shape(shape), tensor.dtype(), DLDevice{kDLCPU, 0});
+    }
+    throw Error(folder + " is damaged: its weights lack " + name);
+  }
+
+  std::mutex mutex_;
+  std::map<size_t, std::pair<ffi::Module, std::vector<ffi::Tensor>>> executables_;
 };
+
+/*! What a manifest says of ranges and of what was compiled for them. */
+inline void read_ranges(const Object& facts, const std::string& path, Loaded* made) {
+  if (!facts.Get(ffi::String("buckets"))) {
+    made->buckets.push_back({{}, get<ffi::String>(facts, "library", path), std::nullopt});
+    return;
+  }
+  for (const auto& [key, each] : get<Object>(facts, "ranges", path)) {
+    Object said = each.cast<Object>();
+    made->limits[key.cast<ffi::String>()] = {get<int64_t>(said, "from", path), get<int64_t>(said, "to", path)};
+  }
+  for (const ffi::Any& each : get<ffi::json::Array>(facts, "buckets", path)) {
+    Object said = each.cast<Object>();
+    Bucket bucket{{}, get<ffi::String>(said, "library", path), std::vector<std::pair<std::string, std::vector<int64_t>>>()};
+    for (const auto& [key, extent] : get<Object>(said, "extents", path)) {
+      bucket.extents[key.cast<ffi::String>()] = extent.cast<int64_t>();
+    }
+    for (const ffi::Any& weight : get<ffi::json::Array>(said, "weights", path)) {
+      auto pair = weight.cast<ffi::json::Array>();
+      bucket.weights->emplace_back(pair[0].cast<ffi::String>(), integers(pair[1].cast<ffi::json::Array>()));
+    }
+    made->buckets.push_back(std::move(bucket));
+  }
+  std::stable_sort(made->buckets.begin(), made->buckets.end(),
+                   [](const Bucket& one, const Bucket& other) { return one.size() < other.size(); });
+}
 
 inline std::shared_ptr<Loaded> load(const std::string& folder) {
   std::string path = folder + "/manifest.json";
   Object facts = parse(read(path), path);
   auto format = facts.Get(ffi::String("format"));
-  if (!format || format->try_cast<int64_t>() != std::optional<int64_t>(kFormat)) {
-    throw Error(folder + " is not a bundle of format " + std::to_string(kFormat));
+  std::optional<int64_t> found = format ? format->try_cast<int64_t>() : std::nullopt;
+  if (found != std::optional<int64_t>(kFormat) && found != std::optional<int64_t>(kOfRanges)) {
+    throw Error(folder + " is not a bundle of format " + std::to_string(kFormat) + " or " + std::to_string(kOfRanges));
   }
   for (const auto& [key, each] : get<Object>(facts, "files", path)) {
     std::string name = folder + "/" + std::string(key.cast<ffi::String>());
@@ -389,10 +519,9 @@ inline std::shared_ptr<Loaded> load(const std::string& folder) {
   if (reference && reference->as<ffi::String>()) made->reference = folder + "/" + std::string(reference->cast<ffi::String>());
   made->inputs = values(facts, "model_inputs", path);
   made->outputs = values(facts, "model_outputs", path);
-  made->executable = ffi::Module::LoadFromFile(folder + "/" + std::string(get<ffi::String>(facts, "library", path)));
-  for (auto& [name, tensor] : tensors(folder + "/" + std::string(get<ffi::String>(facts, "params", path)))) {
-    made->weights.push_back(std::move(tensor));
-  }
+  read_ranges(facts, path, made.get());
+  made->weights = tensors(folder + "/" + std::string(get<ffi::String>(facts, "params", path)));
+  if (made->limits.empty()) made->executable(0);
   return made;
 }
 
@@ -433,42 +562,55 @@ class Model {
   /*! How far outputs may be from the reference, relative to their largest value. */
   double tolerance() const { return loaded_->tolerance; }
 
-  /*! A new tensor for an input, to be filled by the caller. */
-  ffi::Tensor empty(size_t input) const {
+  /*! The lowest and the highest extent of each dimension that is open; empty for a model of one shape. */
+  const std::map<std::string, std::pair<int64_t, int64_t>>& ranges() const { return loaded_->limits; }
+
+  /*! A new tensor for an input, to be filled by the caller; with the extents of the dimensions that are open, if any. */
+  ffi::Tensor empty(size_t input, const Extents& extents = {}) const {
     const Value& value = loaded_->inputs.at(input);
-    return ffi::Tensor::FromNDAlloc(detail::Aligned{}, ffi::Shape(value.shape), value.dtype, DLDevice{kDLCPU, 0});
+    return ffi::Tensor::FromNDAlloc(detail::Aligned{}, ffi::Shape(value.settled(extents)), value.dtype,
+                                    DLDevice{kDLCPU, 0});
   }
 
   /*! A tensor over memory of the caller's that has the input's values in C order; it must begin at a multiple of 64
    * bytes, else it is copied when the model is called, and stay until that returns. */
-  ffi::Tensor wrap(size_t input, const void* data) const {
+  ffi::Tensor wrap(size_t input, const void* data, const Extents& extents = {}) const {
     const Value& value = loaded_->inputs.at(input);
-    return ffi::Tensor::FromNDAlloc(detail::Borrowed{const_cast<void*>(data)}, ffi::Shape(value.shape), value.dtype,
-                                    DLDevice{kDLCPU, 0});
+    return ffi::Tensor::FromNDAlloc(detail::Borrowed{const_cast<void*>(data)}, ffi::Shape(value.settled(extents)),
+                                    value.dtype, DLDevice{kDLCPU, 0});
   }
 
   /*!
-   * Compute. Each call returns memory of its own, which nobody else reads or writes then.
+   * Compute. Each call returns memory of its own, which nobody else reads or writes then. With dimensions that are
+   * open, the smallest compiled shape is used in which the inputs fit: where it is larger, they are copied and padded,
+   * and outputs are cut.
    *
    * \param inputs In their order. None is copied that begins at a multiple of 64 bytes, as those of `empty` do.
    * \return The outputs in their order.
    *
-   * Throws Error if number, shapes or types are not the model's.
+   * Throws Error if number, shapes or types are not the model's, or an extent is out of its range.
    */
   std::vector<ffi::Tensor> operator()(std::vector<ffi::Tensor> inputs) {
-    check(&inputs);
+    Extents extents = check(&inputs);
+    size_t bucket = 0;
+    while (!loaded_->buckets[bucket].holds(extents)) ++bucket;
+    const Extents& most = loaded_->buckets[bucket].extents;
+    for (size_t n = 0; n < inputs.size() && extents != most; ++n) pad(loaded_->inputs[n], most, &inputs[n]);
+    const ffi::Function& infer = infer_of(bucket);
     std::vector<ffi::Tensor> outputs;
     driver_->run([&] {
       std::vector<ffi::AnyView> given(inputs.begin(), inputs.end());
       ffi::Any found;
-      infer_.CallPacked(given.data(), static_cast<int32_t>(given.size()), &found);
+      infer.CallPacked(given.data(), static_cast<int32_t>(given.size()), &found);
       detail::flatten(found, &outputs);
     });
-    for (ffi::Tensor& output : outputs) {
+    for (size_t n = 0; n < outputs.size(); ++n) {
+      ffi::Tensor& output = outputs[n];
       bool is_shared = false;
-      for (const ffi::Tensor& weight : loaded_->weights) is_shared |= output.data_ptr() == weight.data_ptr();
+      for (const auto& [name, weight] : loaded_->weights) is_shared |= output.data_ptr() == weight.data_ptr();
       for (const ffi::Tensor& input : inputs) is_shared |= output.data_ptr() == input.data_ptr();
       if (is_shared) output = detail::copied(output);
+      if (extents != most) cut(loaded_->outputs.at(n), extents, &output);
     }
     return outputs;
   }
@@ -500,29 +642,45 @@ class Model {
     auto [threads, cores] = detail::placed(loaded_->threads, options);
     threads_ = threads;
     driver_ = std::make_unique<detail::Driver>(threads, cores);
-    constexpr int kCpu = 1, kPooled = 2;
-    ffi::Module executable = loaded_->executable.value();
-    machine_ = detail::function(executable, "vm_load_executable")().cast<ffi::Module>();
-    detail::function(machine_.value(), "vm_initialization")(kCpu, 0, kPooled);
-    std::vector<ffi::AnyView> bound = {ffi::AnyView(loaded_->entry), ffi::AnyView(kBound), ffi::AnyView(true)};
-    for (const ffi::Tensor& tensor : loaded_->weights) bound.emplace_back(tensor);
-    ffi::Any none;
-    detail::function(machine_.value(), "save_function")
-        .CallPacked(bound.data(), static_cast<int32_t>(bound.size()), &none);
-    infer_ = detail::function(machine_.value(), kBound);
+    if (loaded_->limits.empty()) infer_of(0);
   }
 
-  void check(std::vector<ffi::Tensor>* inputs) const {
+  /*! What computes a bucket's shape; made when it is first needed. */
+  const ffi::Function& infer_of(size_t bucket) {
+    std::lock_guard<std::mutex> one_at_a_time(*making_);
+    auto known = machines_.find(bucket);
+    if (known != machines_.end()) return known->second.second;
+    constexpr int kCpu = 1, kPooled = 2;
+    auto [executable, weights] = loaded_->executable(bucket);
+    ffi::Module machine = detail::function(executable, "vm_load_executable")().cast<ffi::Module>();
+    detail::function(machine, "vm_initialization")(kCpu, 0, kPooled);
+    std::vector<ffi::AnyView> bound = {ffi::AnyView(loaded_->entry), ffi::AnyView(kBound), ffi::AnyView(true)};
+    for (const ffi::Tensor& tensor : weights) bound.emplace_back(tensor);
+    ffi::Any none;
+    detail::function(machine, "save_function").CallPacked(bound.data(), static_cast<int32_t>(bound.size()), &none);
+    ffi::Function infer = detail::function(machine, kBound);
+    return machines_.emplace(bucket, std::make_pair(machine, infer)).first->second.second;
+  }
+
+  /*! Extents of what is open, if the inputs are the model's. */
+  Extents check(std::vector<ffi::Tensor>* inputs) const {
     if (inputs->size() != loaded_->inputs.size()) {
       throw Error(std::to_string(inputs->size()) + " inputs were given, and the model takes " +
                   std::to_string(loaded_->inputs.size()));
     }
+    Extents extents;
     for (size_t n = 0; n < inputs->size(); ++n) {
       const Value& value = loaded_->inputs[n];
       ffi::Tensor& given = (*inputs)[n];
       std::vector<int64_t> shape(given.shape().begin(), given.shape().end());
       DLDataType dtype = given.dtype();
-      if (shape != value.shape || dtype.code != value.dtype.code || dtype.bits != value.dtype.bits ||
+      bool fits = shape.size() == value.shape.size();
+      for (size_t axis = 0; fits && axis < shape.size(); ++axis) {
+        int64_t expected = value.is_open(axis) ? extents.emplace(value.open[axis], shape[axis]).first->second
+                                               : value.shape[axis];
+        fits = shape[axis] == expected;
+      }
+      if (!fits || dtype.code != value.dtype.code || dtype.bits != value.dtype.bits ||
           given.device().device_type != kDLCPU || !given.IsContiguous()) {
         Value found{"a tensor", shape, dtype};
         throw Error(value.text() + ", contiguous and in the CPU's memory, is what the model takes, and " + found.text() +
@@ -533,14 +691,49 @@ class Model {
         given = detail::copied(given);
       }
     }
+    for (const auto& [name, extent] : extents) {
+      auto [lowest, highest] = loaded_->limits.at(name);
+      if (extent < lowest || extent > highest) {
+        throw Error(name + " is " + std::to_string(extent) + ", and the model was compiled for " + std::to_string(lowest) +
+                    " to " + std::to_string(highest));
+      }
+    }
+    return extents;
+  }
+
+  static std::vector<int64_t> shape_of(const ffi::Tensor& tensor) {
+    return {tensor.shape().begin(), tensor.shape().end()};
+  }
+
+  /*! Bring an input to the shape of a bucket. */
+  static void pad(const Value& value, const Extents& most, ffi::Tensor* input) {
+    std::vector<int64_t> own = shape_of(*input), shape = value.settled(most);
+    if (own == shape) return;
+    ffi::Tensor padded = ffi::Tensor::FromNDAlloc(detail::Aligned{}, ffi::Shape(shape), value.dtype, DLDevice{kDLCPU, 0});
+    int64_t item = (value.dtype.bits + 7) / 8;
+    std::fill_n(static_cast<char*>(padded.data_ptr()), detail::bytes(shape, value.dtype), 0);
+    if (value.fill) throw Error(value.text() + " is padded with what this code does not know");
+    detail::copy_block(static_cast<const char*>(input->data_ptr()), own, static_cast<char*>(padded.data_ptr()), shape, own,
+                       item);
+    *input = padded;
+  }
+
+  /*! Leave away what was computed for the padding. */
+  static void cut(const Value& value, const Extents& extents, ffi::Tensor* output) {
+    std::vector<int64_t> whole = shape_of(*output), shape = value.settled(extents);
+    if (whole == shape) return;
+    ffi::Tensor own = ffi::Tensor::FromNDAlloc(detail::Aligned{}, ffi::Shape(shape), value.dtype, DLDevice{kDLCPU, 0});
+    detail::copy_block(static_cast<const char*>(output->data_ptr()), whole, static_cast<char*>(own.data_ptr()), shape,
+                       shape, (value.dtype.bits + 7) / 8);
+    *output = own;
   }
 
   static constexpr const char* kBound = "with its weights";  // the function that has them as its last arguments
 
   std::shared_ptr<detail::Loaded> loaded_;
   int threads_ = 0;
-  ffi::Optional<ffi::Module> machine_;
-  ffi::Function infer_;
+  std::map<size_t, std::pair<ffi::Module, ffi::Function>> machines_;  // by bucket
+  std::unique_ptr<std::mutex> making_ = std::make_unique<std::mutex>();
   std::unique_ptr<detail::Driver> driver_;  // the last member: its thread ends first
 };
 

@@ -1,0 +1,229 @@
+"""Ranges of shapes: what a user writes, and the shapes, called buckets, that are compiled for them.
+
+    sequence=1..512             from 1 to 512; the buckets are chosen here
+    sequence=32,64,128          these buckets, for all that is not longer than the last
+    batch=1..8 sequence=1..512  each with each
+
+Buckets are chosen so that of what is computed at most a quarter is padding: after one of b comes the largest of at most
+4/3 (b + 1). From 64 on they are multiples of 8, which the rows of register tiles divide, and up to seven of padding are
+taken where a quarter is less: of a few rows, an inference takes as long as its weights take to be read. With a
+histogram of lengths there are as many buckets, so placed that the least is computed over all of them.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+from lib.contracts import digests
+from lib.contracts.errors import ModelError, require_file
+
+_OPEN = re.compile(r"([1-9][0-9]{0,9})\.\.([1-9][0-9]{0,9})")
+_EXTENT = re.compile(r"[1-9][0-9]{0,9}")
+_LONGEST = 60  # characters of a range in a name
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
+_GRANULE, _FROM = 8, 64  # buckets are multiples of that, of ranges that go so far
+_MOST = 48  # buckets: each is searched, compiled and checked
+_QUARTER = 4  # of what is computed, one part in so many may be padding
+
+Histogram = Mapping[int, float]  # how often each extent is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """An open dimension of a file, by its name there."""
+
+    name: str
+    lowest: int
+    highest: int
+    buckets: tuple[int, ...]  # ascending; the last one is the highest extent
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Shapes of a model that one bundle is for."""
+
+    text: str  # as the user wrote it
+    fixed: str  # what of that is one shape
+    dimensions: tuple[Dimension, ...]
+
+    @property
+    def buckets(self) -> list[dict[str, int]]:
+        """Extents by dimension, the largest first: what is learned there serves the smaller ones."""
+        found = product(*(dimension.buckets for dimension in self.dimensions))
+        named = [dict(zip([dimension.name for dimension in self.dimensions], each, strict=True)) for each in found]
+        return sorted(named, key=lambda extents: (-math.prod(extents.values()), *extents.values()))
+
+    def shape(self, extents: Mapping[str, int]) -> str:
+        """What `--shape` says of one of its shapes."""
+        return " ".join([*self.fixed.split(), *(f"{name}={extent}" for name, extent in extents.items())])
+
+    @property
+    def limits(self) -> dict[str, tuple[int, int]]:
+        return {dimension.name: (dimension.lowest, dimension.highest) for dimension in self.dimensions}
+
+
+def parse(model: str, shape: str, lengths: str = "") -> Range | None:
+    """The range that a model is to be compiled for; None if `--shape` says one shape.
+
+    Args:
+        lengths: Path of a histogram of the extents of the one dimension that is open, if there is one.
+
+    Raises:
+        ModelError: It is no range, or not of an ONNX file, or has too many buckets.
+    """
+    words = {word: word.rpartition("=")[::2] for word in shape.split()}
+    is_open = any(_OPEN.fullmatch(extents) for _, extents in words.values())
+    several = [name for name, extents in words.values() if name and "," in extents]
+    if not is_open and not (several and model.endswith(".onnx") and Path(model).exists()):
+        _require_none(lengths)
+        return None
+    if not model.endswith(".onnx"):
+        raise ModelError(f"--shape {shape!r}: ranges are for ONNX files that leave dimensions open, not for {model}.")
+    require_file(model, "--model")
+    named = _open_dimensions(Path(model), Path(model).stat().st_mtime_ns)
+    if lengths and sum(bool(_OPEN.fullmatch(extents)) for _, extents in words.values()) != 1:
+        raise ModelError("--lengths is a histogram of one dimension, which is to be a range: sequence=1..512.")
+    histogram = _histogram(Path(lengths)) if lengths else None
+    dimensions, fixed = [], []
+    for word, (name, extents) in words.items():
+        if (found := _OPEN.fullmatch(extents)) or (name in named and "," in extents):
+            if name not in named:
+                raise ModelError(f"--shape {word!r}: {model} has no open dimension {name!r}; {_told(named)}.")
+            dimensions.append(
+                _dimension(word, name, int(found[1]), int(found[2]), histogram)
+                if found
+                else _listed(word, name, extents)
+            )
+        else:
+            fixed.append(word)
+    if not dimensions:
+        _require_none(lengths)
+        return None
+    range = Range(shape, " ".join(fixed), tuple(dimensions))
+    if len(range.buckets) > _MOST:
+        raise ModelError(
+            f"--shape {shape!r} makes {len(range.buckets)} shapes to compile, {_MOST} are the most. List fewer: "
+            "sequence=64,128,256,512."
+        )
+    return range
+
+
+def _require_none(lengths: str) -> None:
+    if lengths:
+        raise ModelError("--lengths is for a range of shapes, as in --shape 'sequence=1..512'.")
+
+
+def _listed(word: str, name: str, extents: str) -> Dimension:
+    numbers = extents.split(",")
+    if not all(_EXTENT.fullmatch(number) for number in numbers):
+        raise ModelError(f"--shape {word!r}: expected {name}=EXTENT,EXTENT,... or {name}=LOWEST..HIGHEST.")
+    buckets = sorted({int(number) for number in numbers})
+    return Dimension(name, 1, buckets[-1], tuple(buckets))
+
+
+def _dimension(word: str, name: str, lowest: int, highest: int, histogram: Histogram | None) -> Dimension:
+    if lowest > highest:
+        raise ModelError(f"--shape {word!r}: {lowest} is above {highest}.")
+    chosen = buckets(lowest, highest)
+    if histogram:
+        within = {extent: count for extent, count in histogram.items() if lowest <= extent <= highest}
+        if not within:
+            raise ModelError(f"--lengths has no length from {lowest} to {highest}, the range of {name}.")
+        chosen = fitted(lowest, highest, within, len(chosen))
+    return Dimension(name, lowest, highest, tuple(chosen))
+
+
+def name(model: str, range: Range) -> str:
+    """Of its folder: equal for equal shapes.
+
+    Args:
+        model: The name of the model's without a shape.
+    """
+    digest = digests.of_json([range.buckets, range.limits])[:8]
+    return _UNNAMEABLE.sub("_", f"{model}-{range.text.replace('=', '_')[:_LONGEST]}-{digest}")
+
+
+def buckets(lowest: int, highest: int) -> list[int]:
+    """Those of a range, ascending; see above."""
+    found = [highest]
+    while True:
+        least = _least_before(found[0], highest)
+        if least < lowest:
+            return found
+        granule = _granule(highest)
+        before = -(-least // granule) * granule
+        found.insert(0, before if before < found[0] else least)
+
+
+def fitted(lowest: int, highest: int, histogram: Histogram, n: int) -> list[int]:
+    """Up to n buckets with which the least is computed for a histogram of extents, by the same rule of padding."""
+    granule = _granule(highest)
+    ends = sorted({*range(-(-lowest // granule) * granule, highest, granule), *buckets(lowest, highest)})
+
+    def counted(after: int, upto: int) -> float:
+        return upto * sum(count for extent, count in histogram.items() if after < extent <= upto)
+
+    best: dict[int, tuple[float, list[int]]] = {lowest - 1: (0.0, [])}  # by the last bucket, of those so far
+    finished: list[tuple[float, list[int]]] = []
+    for _ in range(n):
+        following: dict[int, tuple[float, list[int]]] = {}
+        for last, (cost, chosen) in best.items():
+            for end in ends:
+                if end <= last or (last >= lowest and last < _least_before(end, highest)):
+                    continue
+                if last < lowest and lowest <= _least_before(end, highest):
+                    continue
+                total = cost + counted(last, end)
+                if end not in following or total < following[end][0]:
+                    following[end] = total, [*chosen, end]
+        best = following
+        if highest in best:
+            finished.append(best[highest])
+    return min(finished)[1]
+
+
+def _least_before(bucket: int, highest: int) -> int:
+    """The least that the bucket before one may be; below the lowest extent, none is needed."""
+    most = max(bucket // _QUARTER, _granule(highest) - 1)  # of padding
+    return bucket - most - 1
+
+
+def _granule(highest: int) -> int:
+    return _GRANULE if highest >= _FROM else 1
+
+
+def _histogram(path: Path) -> Histogram:
+    """Lines of a length and a count.
+
+    Raises:
+        ModelError: It is not there, or a line is something else.
+    """
+    require_file(path, "--lengths")
+    found: dict[int, float] = {}
+    for n, line in enumerate(path.read_text().splitlines(), start=1):
+        words = re.split(r"[\s,;]+", line.strip())
+        if words in ([""], ["length", "count"]) or line.lstrip().startswith("#"):
+            continue
+        try:
+            length, count = int(words[0]), float(words[1])
+            if len(words) != 2 or length < 1 or not 0 <= count < math.inf:
+                raise ValueError
+        except (ValueError, IndexError):
+            raise ModelError(f"--lengths {path}, line {n}: expected a length and a count, found {line!r}.") from None
+        found[length] = found.get(length, 0.0) + count
+    return found
+
+
+@lru_cache
+def _open_dimensions(path: Path, _changed: int) -> frozenset[str]:
+    from lib.models import onnx_facts  # onnx takes a while to load
+
+    return frozenset(onnx_facts.open_dimensions(path))
+
+
+def _told(named: Sequence[str] | frozenset[str]) -> str:
+    return f"open are {', '.join(sorted(named))}" if named else "all of its dimensions are fixed, or have no names"

@@ -1,0 +1,93 @@
+"""Weights that several shapes of a model share: which packing they agree on. Pure.
+
+A library packs each weight in the order in which its programs read it (`lib.tir.packings`). Programs of different
+shapes may like different orders best; a bundle in which weights stand once wants one. For each group of subgraphs that
+read the same weights, the order is taken that costs least over all of them. Whoever has no measured program with that
+order gets some (rounds of kind `refit`), so that the choice stands on measurements.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lib.tir.packings import packing
+from lib.tir.traces import EMPTY_TRACE
+from lib.tuning.history import History, SubgraphHistory, TimedCandidate
+
+_UNMEASURED = 1.1  # times a subgraph's best: what a program is taken to cost whose packing was not measured there
+_TOLERATED = 1.1  # times the least cost: for a packing that more of a group have
+_MOST_REFITS = 2  # rounds in which programs of a packing are looked for, of one subgraph
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """A subgraph that shares weights with others."""
+
+    subgraph_id: str
+    group: str
+    weight: float  # what a second of it counts
+
+
+def best_by_packing(past: SubgraphHistory) -> dict[str, TimedCandidate]:
+    """The fastest program with each packing, the fastest of them first; the untuned one left out."""
+    found: dict[str, TimedCandidate] = {}
+    for timed in past.fastest:
+        if timed.trace != EMPTY_TRACE:
+            found.setdefault(packing(timed.trace), timed)
+    return found
+
+
+def chosen(sharing: Sequence[Sharing], so_far: History, *, is_final: bool = False) -> dict[str, str]:
+    """The packing that each subgraph is to have: one for a group. Groups of which nothing works have none.
+
+    Args:
+        is_final: Nothing will be measured any more: of the packings that cost about the same, that which the fewest of
+            a group lack.
+    """
+    groups: defaultdict[str, list[Sharing]] = defaultdict(list)
+    for each in sharing:
+        groups[each.group].append(each)
+    wanted: dict[str, str] = {}
+    for members in groups.values():
+        measured = {each.subgraph_id: best_by_packing(so_far.of(each.subgraph_id)) for each in members}
+        packings = sorted({name for found in measured.values() for name in found})
+        if packings:
+            costs = {name: _cost(name, members, measured) for name in packings}
+            most = min(cost for cost, _ in costs.values()) * (_TOLERATED if is_final else 1.0)
+            near = [name for name, (cost, _) in costs.items() if cost <= most]
+            wanted |= dict.fromkeys(
+                measured, min(near, key=lambda name: costs[name][::-1] if is_final else costs[name])
+            )
+    return wanted
+
+
+def _cost(
+    name: str, members: Sequence[Sharing], measured: Mapping[str, Mapping[str, TimedCandidate]]
+) -> tuple[float, int]:
+    """What a packing costs a group, and how many of it have no program with it."""
+    total, lacking = 0.0, 0
+    for each in members:
+        found = measured[each.subgraph_id]
+        if name in found:
+            total += each.weight * found[name].latency_s
+        elif found:
+            lacking += 1
+            total += each.weight * _UNMEASURED * next(iter(found.values())).latency_s
+    return total, lacking
+
+
+def lacking(sharing: Sequence[Sharing], so_far: History) -> dict[str, str]:
+    """Subgraphs of which no program was measured with the packing that their group likes best, with that packing; but
+    for those in which it was looked for in vain."""
+    wanted = chosen(sharing, so_far)
+    return {
+        subgraph_id: name
+        for subgraph_id, name in wanted.items()
+        if name not in best_by_packing(past := so_far.of(subgraph_id)) and past.n_refits < _MOST_REFITS
+    }
+
+
+def restricted(past: SubgraphHistory, name: str) -> SubgraphHistory:
+    """A subgraph's past as if only programs with one packing had been measured; all of it, where there are none."""
+    fastest = [timed for timed in past.fastest if packing(timed.trace) == name]
+    return replace(past, fastest=fastest) if fastest else past

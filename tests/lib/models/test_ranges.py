@@ -1,0 +1,105 @@
+import pytest
+
+from lib.contracts.errors import ModelError
+from lib.models import ranges
+from tests import range_files
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return str(range_files.attention(tmp_path_factory.mktemp("files") / "mask.onnx", "mask"))
+
+
+def waste(buckets, lowest, highest):
+    """Of each extent: what is computed, and how much of it is padding."""
+    used = {extent: next(bucket for bucket in buckets if bucket >= extent) for extent in range(lowest, highest + 1)}
+    return [(bucket, bucket - extent) for extent, bucket in used.items()]
+
+
+@pytest.mark.parametrize("limits", [(1, 512), (1, 64), (3, 100), (1, 2048), (500, 512), (1, 8), (7, 16), (1, 63)])
+def test_of_what_is_computed_at_most_a_quarter_is_padding_or_seven_in_ranges_from_64_on(limits):
+    buckets = ranges.buckets(*limits)
+
+    assert buckets[-1] == limits[1]
+    assert all(4 * more <= bucket or (limits[1] >= 64 and more <= 7) for bucket, more in waste(buckets, *limits))
+    assert limits[1] < 64 or all(bucket % 8 == 0 for bucket in buckets[:-1])
+
+
+def test_512_tokens_take_fifteen_buckets():
+    assert ranges.buckets(1, 512) == [8, 16, 24, 32, 40, 48, 56, 72, 96, 128, 168, 216, 288, 384, 512]
+
+
+def test_a_histogram_moves_buckets_to_where_less_is_computed_under_the_same_rule():
+    counts = {extent: 1000.0 if extent in (65, 130, 260) else 1.0 for extent in range(1, 513)}
+    plain = ranges.buckets(1, 512)
+    found = ranges.fitted(1, 512, counts, len(plain))
+
+    def computed(buckets):
+        return sum(counts[extent] * next(b for b in buckets if b >= extent) for extent in counts)
+
+    assert computed(found) < 0.97 * computed(plain)
+    assert len(found) <= len(plain)
+    assert all(4 * more <= bucket or more <= 7 for bucket, more in waste(found, 1, 512))
+
+
+def test_a_range_has_each_bucket_of_one_dimension_with_each_of_the_other_the_largest_first(file):
+    found = ranges.parse(file, "batch=1..2 sequence=8,16")
+
+    assert found.buckets == [
+        {"batch": 2, "sequence": 16}, {"batch": 1, "sequence": 16}, {"batch": 2, "sequence": 8},
+        {"batch": 1, "sequence": 8},
+    ]  # fmt: skip
+    assert found.limits == {"batch": (1, 2), "sequence": (1, 16)}
+    assert found.shape(found.buckets[1]) == "batch=1 sequence=16"
+
+
+def test_one_shape_is_no_range(file):
+    assert ranges.parse(file, "batch=1 sequence=16") is None
+    assert ranges.parse(file, "ids=1,16 mask=1,16") is None
+    assert ranges.parse("resnet18", "") is None
+    assert ranges.parse(file, "batch=1 sequence=4..8").shape({"sequence": 8}) == "batch=1 sequence=8"
+
+
+@pytest.mark.parametrize(
+    ("shape", "complaint"),
+    [
+        ("sequence=9..8", "9 is above 8"),
+        ("tokens=1..8", "has no open dimension 'tokens'; open are batch, sequence"),
+        ("batch=1..64 sequence=1..512", "shapes to compile, 48 are the most"),
+        ("sequence=8,x", "expected sequence=EXTENT"),
+    ],
+)
+def test_what_is_no_range_is_told(file, shape, complaint):
+    with pytest.raises(ModelError, match=complaint):
+        ranges.parse(file, shape)
+
+
+def test_only_onnx_files_have_ranges():
+    with pytest.raises(ModelError, match="ranges are for ONNX files"):
+        ranges.parse("bert_base", "sequence=1..8")
+
+
+def test_lengths_are_read_and_what_is_none_is_told(file, tmp_path):
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("length,count\n# of last week\n3, 10\n17 2.5\n")
+    assert ranges.parse(file, "batch=1 sequence=1..20", str(lengths)).dimensions[0].buckets[-1] == 20
+    with pytest.raises(ModelError, match="is for a range"):
+        ranges.parse(file, "batch=1 sequence=20", str(lengths))
+    with pytest.raises(ModelError, match="a histogram of one dimension"):
+        ranges.parse(file, "batch=1..2 sequence=1..20", str(lengths))
+    with pytest.raises(ModelError, match="no length from 30 to 40"):
+        ranges.parse(file, "batch=1 sequence=30..40", str(lengths))
+    lengths.write_text("3 ten\n")
+    with pytest.raises(ModelError, match="line 1: expected a length and a count"):
+        ranges.parse(file, "batch=1 sequence=1..20", str(lengths))
+
+
+def test_other_buckets_and_other_files_have_other_names(file, tmp_path):
+    lengths = tmp_path / "lengths"
+    lengths.write_text("17 1\n3 1\n")
+    names = {
+        ranges.name("m", ranges.parse(file, shape)) for shape in ("sequence=1..20", "sequence=1..21", "sequence=4,20")
+    }
+    names |= {ranges.name("m", ranges.parse(file, "sequence=1..20", str(lengths)))}
+
+    assert len(names) == 4
