@@ -9,6 +9,8 @@ from tvm.relax import op
 from lib.graph.rewrite import CONTRACTIONS, CONVOLUTIONS, Rewriter, Rule, alike, constant, dtype, rule
 from lib.tir import analysis
 
+_IMAGES = (4, 5)  # ranks of images and volumes
+
 
 @rule("relax.nn.batch_norm[0]")
 def fold_batch_norm(rewriter: Rewriter, norm: relax.Call) -> relax.Expr | None:
@@ -28,11 +30,11 @@ def fold_batch_norm(rewriter: Rewriter, norm: relax.Call) -> relax.Expr | None:
 
 @rule("relax.add", "relax.multiply")
 def equal_ranks(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """A constant gets the rank of the image it is added to; ConvertLayout knows no other."""
+    """A constant gets the rank of the image or volume it is added to; ConvertLayout knows no other."""
     value, shape = rewriter.value(call.args[1]), rewriter.shape(call.args[0])
-    if value is None or shape is None or len(shape) != 4 or not 0 < value.ndim < 4:
+    if value is None or shape is None or len(shape) not in _IMAGES or not 0 < value.ndim < len(shape):
         return None
-    wider = value.reshape([1] * (4 - value.ndim) + list(value.shape))
+    wider = value.reshape([1] * (len(shape) - value.ndim) + list(value.shape))
     return relax.Call(call.op, [call.args[0], constant(wider)], call.attrs, call.ty_args)
 
 

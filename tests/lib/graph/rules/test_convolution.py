@@ -275,7 +275,7 @@ def spread(x, weight, strides, padding, output_padding):
             for ky in range(window[0]):
                 for kx in range(window[1]):
                     place = y * strides[0] + ky, left * strides[1] + kx
-                    whole[:, *place] += x[:, y, left] @ weight[:, :, ky, kx]
+                    whole[:, place[0], place[1]] += x[:, y, left] @ weight[:, :, ky, kx]
     top, first, bottom, last = padding
     return whole[:, top : extents[0] - bottom, first : extents[1] - last]
 
