@@ -55,7 +55,9 @@ class _Separator(PyExprMutator):
             return self._is_contracted(value)
         found = called(value)
         if found is not None:
-            return patterns.marked(self.builder_.get()[found[0]]) == patterns.OUT_ELEMENTWISE
+            pattern = patterns.marked(self.builder_.get()[found[0]])
+            is_epilogue = pattern == patterns.ELEMENTWISE  # drops channels that `lib.graph.widen` added
+            return pattern == patterns.OUT_ELEMENTWISE or (is_epilogue and self._is_contracted(found[1][0]))
         arguments = value.args if isinstance(value, relax.Call) else ()
         return any(_size(arg) == _size(expr) and self._is_contracted(arg) for arg in arguments)
 

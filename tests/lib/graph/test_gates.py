@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph import fusion
+from lib.graph import fusion, widen
 from lib.search.spaces import table
 from lib.tir.workload import as_workload
 
@@ -77,6 +77,18 @@ def test_a_model_with_gates_computes_what_it_did(excitation, cpu):
     found = machine["main"](*map(tvm.runtime.tensor, (image, squeeze, excite, bias))).numpy()
 
     np.testing.assert_allclose(found, np.maximum(image * gate + image, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_gate_whose_channels_were_padded_is_apart_as_well(cpu):
+    def padded(emit, image, wide):
+        gate = emit(
+            op.sigmoid(
+                widen.cut(relax.BlockBuilder.current(), convolved(emit, emit(op.mean(image, [1, 2], True)), wide), 32)
+            )
+        )
+        return emit(op.multiply(image, gate))
+
+    assert len(kernels(module(padded, IMAGE, (1, 1, 32, 48)), cpu.tvm())) == 3
 
 
 def test_a_factor_of_each_channel_that_is_known_stays_in_the_convolutions_kernel(cpu):
