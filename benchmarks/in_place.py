@@ -29,9 +29,10 @@ from intervals import estimate, median_of
 from lib.runtime.family_tuner_runtime import Model
 
 _ALONE = 8  # repeats of a kernel
-_WARM_UP, _TURNS = 3, 7  # inferences before those that count, and these
+_WARM_UP, _TURNS = 5, 7  # inferences before those that count, and these
 _HEAVIEST = 12  # kernels that are listed
 _clock = time.perf_counter_ns
+_shuffled = np.random.default_rng(0)
 
 
 @dataclass
@@ -54,8 +55,8 @@ class Session:
             "kernels": lambda: run(self._in_order),
             "call": lambda: _timed(lambda: self.model(*self.arrays)),
         }
-        for kind, time_once in kinds.items():  # each has activations of its own, which are to be in caches as usual
-            found = [time_once() for _ in range(_WARM_UP + _TURNS)]
+        for kind in _shuffled.permutation(list(kinds)):  # each has activations of its own, to be in caches as usual
+            found = [kinds[kind]() for _ in range(_WARM_UP + _TURNS)]
             self.times[kind] += found[_WARM_UP:]
         self.times["alone"].append(run(self._one_by_one))
 
