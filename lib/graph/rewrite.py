@@ -11,8 +11,9 @@ from tvm.relax import transform
 from tvm.relax.analysis import free_vars, udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d")
+CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 CONTRACTIONS = (*CONVOLUTIONS, "relax.matmul")  # that may have a weight
+_CHANNELS_LAST = (("NWC", "WIO", "NWC"), ("NHWC", "HWIO", "NHWC"), ("NDHWC", "DHWIO", "NDHWC"))
 _MAX_PASSES = 50  # rules that undo one another would never end
 
 
@@ -158,21 +159,22 @@ def is_call(expr: relax.Expr | None, *operators: str) -> bool:
 
 
 def is_channels_last(convolution: relax.Call) -> bool:
-    """Whether a convolution has images in NHWC (signals in NWC), before and after, and weights in HWIO (WIO)."""
+    """Whether a convolution has images in NHWC (signals in NWC, volumes in NDHWC), before and after, and weights in
+    HWIO (WIO, DHWIO)."""
     attrs = convolution.attrs
     out = str(attrs.out_layout) or str(attrs.data_layout)  # empty: as the data
-    return (str(attrs.data_layout), str(attrs.kernel_layout), out) in (("NHWC", "HWIO", "NHWC"), ("NWC", "WIO", "NWC"))
+    return (str(attrs.data_layout), str(attrs.kernel_layout), out) in _CHANNELS_LAST
 
 
 def alike(
     call: relax.Call, data: relax.Expr, weight: relax.Expr, out_dtype: str, padding: Sequence[int] | None = None
 ) -> relax.Call:
-    """The same product (`matmul`) or convolution (`nn.conv1d`, `nn.conv2d`) as a call, of other tensors; a convolution
-    with its own padding, unless another is given."""
+    """The same product (`matmul`) or convolution (`CONVOLUTIONS`) as a call, of other tensors; a convolution with its
+    own padding, unless another is given."""
     attrs = call.attrs
     if is_call(call, "relax.matmul"):
         return relax.op.matmul(data, weight, out_dtype=out_dtype)
-    convolve = relax.op.nn.conv1d if is_call(call, "relax.nn.conv1d") else relax.op.nn.conv2d
+    convolve = getattr(relax.op.nn, call.op.name.rpartition(".")[2])
     return convolve(
         data, weight, strides=[int(s) for s in attrs.strides], dilation=[int(d) for d in attrs.dilation],
         padding=[int(p) for p in attrs.padding] if padding is None else list(padding), groups=int(attrs.groups),

@@ -25,7 +25,11 @@ RULES = [
     *convolution.RULES,
     *pooling.RULES,
 ]
-_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv1d": ["NWC", "WIO"]}
+_LAYOUTS = {
+    "relax.nn.conv1d": ["NWC", "WIO"],
+    "relax.nn.conv2d": ["NHWC", "HWIO"],
+    "relax.nn.conv3d": ["NDHWC", "DHWIO"],
+}
 
 
 def simplify(module: tvm.IRModule) -> tvm.IRModule:
@@ -49,7 +53,7 @@ def _calls(module: tvm.IRModule, operator: str) -> bool:
 
 
 def channels_last(module: tvm.IRModule) -> tvm.IRModule:
-    """Convolutions in NHWC with HWIO weights, or NWC with WIO; the transposed weights are folded.
+    """Convolutions in NHWC with HWIO weights, NWC with WIO, or NDHWC with DHWIO; the transposed weights are folded.
 
     Simplify before: TVM 0.27's ConvertLayout crashes on what an unfolded batch norm leaves (`var + eps`). It also fails
     on operators that have nothing to do with convolutions, so models without any are spared.

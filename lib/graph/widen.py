@@ -18,6 +18,7 @@ from lib.machine.registers import narrowed
 
 _FUNCTION = "cut"  # name of the functions that drop the channels, for people
 _MIN_ROWS = 8  # with fewer, the kernel is bound by reading the weights, of which there would be more
+_MIN_LANES = 4  # of vectors; where no more fill the columns, as 222, there is no register tile at all
 
 
 def replacement(lanes: int) -> Choose:
@@ -35,7 +36,8 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
     groups = _groups(call)
     columns = weight[-1] // groups
     wider = -(-columns // lanes) * lanes
-    if int(np.prod(out[:-1])) < _MIN_ROWS or not _pays(columns, wider, lanes):
+    is_read_once = int(np.prod(out[:-1])) < _MIN_ROWS
+    if (is_read_once and narrowed(lanes, columns) >= _MIN_LANES) or not _pays(columns, wider, lanes):
         return None
     if groups > 1 and columns < lanes // 2:  # depthwise, or nearly: most of the padded channels would be padding
         return None

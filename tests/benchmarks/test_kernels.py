@@ -1,6 +1,8 @@
 """Where time goes, from kernels made by hand and from a run."""
 
+import in_place
 import kernels
+import numpy as np
 import pytest
 from kernels import Kernel, Library
 
@@ -35,12 +37,18 @@ def test_the_heaviest_kernels_are_beside_the_peak_of_their_own_instruction():
     ]
 
 
-@pytest.mark.acceptance
-def test_a_run_is_read(tmp_path):
-    done = luigi(tmp_path, "TuneModel", "--model", str(SMALL), "--trials", "4")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Of a small model."""
+    folder = tmp_path_factory.mktemp("run")
+    done = luigi(folder, "TuneModel", "--model", str(SMALL), "--trials", "4")
     assert done.returncode == 0, done.stderr
-    [run] = (tmp_path / "artifacts").glob("*/small-*/runs/*")
+    [found] = (folder / "artifacts").glob("*/small-*/runs/*")
+    return found
 
+
+@pytest.mark.acceptance
+def test_a_run_is_read(run):
     found = kernels.read(run)
 
     assert found.name.startswith("small-")
@@ -48,3 +56,18 @@ def test_a_run_is_read(tmp_path):
     assert "contraction" in {kernel.space for kernel in found.kernels}
     assert all(kernel.moved_bytes > 0 for kernel in found.kernels)
     assert found.latency_s > 0
+
+
+@pytest.mark.acceptance
+def test_kernels_that_are_called_in_place_compute_what_the_model_does(run):
+    session, *_ = in_place.sessions_of(run / "compiled")
+    expected = session.model(*session.arrays)
+    *_, (_, _, arguments) = session.kernels
+    result = np.from_dlpack(arguments[-1])
+    result[...] = 0
+
+    session.turn()
+
+    np.testing.assert_array_equal(result.reshape(expected.shape), expected)
+    assert all(len(times) == len(session.kernels) for times in session.times["kernels"])
+    assert session.row().startswith("| small-")

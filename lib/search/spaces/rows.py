@@ -12,7 +12,7 @@ a row is reduced to one partial result for each lane of a vector first.
 Where vectors leave columns over, those are computed in a shorter vector, apart (`lib.tir.remainder`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import tvm
@@ -51,16 +51,14 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
 
 def _lanes(blocks: list[SBlock], machine: Registers) -> int:
     """Lanes of the vectors that a row is taken in; 0 if the blocks do not all run over the same rows."""
-    reduced = {row_extents(block) for block in blocks if block.init is not None}
-    extents_of_all = reduced.pop() if len(reduced) == 1 else None
-    if extents_of_all is None:
+    found = [row_extents(block) for block in blocks if block.init is not None]
+    if None in found or len({_longer(extents) for extents in found if extents}) != 1:
         return 0
-    *rows, columns = extents_of_all
+    *rows, columns = next(extents for extents in found if extents)
     if not rows:
         return 0
     for block in blocks:
-        extents = [int(axis.dom.extent) for axis in block.iter_vars]
-        if extents not in (rows, [*rows, columns]):
+        if _longer(analysis.extents(block).values()) not in (_longer(rows), _longer([*rows, columns])):
             return 0
     lanes = tiling.lanes_for(columns, machine)
     if lanes <= machine.lanes // 4 and columns >= _SHORTEST * machine.lanes:
@@ -68,8 +66,20 @@ def _lanes(blocks: list[SBlock], machine: Registers) -> int:
     return lanes if columns >= _SHORTEST * lanes else 0
 
 
+def _longer(extents: Iterable[int]) -> tuple[int, ...]:
+    """Without those of 1, as reductions leave them that keep the rank."""
+    return tuple(extent for extent in extents if extent > 1)
+
+
+def _rows_of(block: SBlock, n_rows: int) -> int:
+    """How many axes of a block are rows: the first ones, with `n_rows` longer than 1 among them."""
+    extents = list(analysis.extents(block).values())
+    return next((n for n in range(len(extents)) if len(_longer(extents[: n + 1])) > n_rows), len(extents))
+
+
 def _sketch(schedule: Schedule, blocks: list[SBlock], lanes: int, inlined: str) -> None:
-    n_rows = next(len(block.iter_vars) - 1 for block in blocks if block.init is not None)
+    reduction = next(block for block in blocks if block.init is not None)
+    n_rows = len(_longer(analysis.extents(reduction).values())) - 1
     kept: list[SBlockRV] = []
     for block in [schedule.get_sblock(block.name_hint) for block in reversed(blocks)]:
         if _may_be_inlined(schedule, block, n_rows, inlined):
@@ -81,7 +91,8 @@ def _sketch(schedule: Schedule, blocks: list[SBlock], lanes: int, inlined: str) 
         return
     parts = [part for block in kept for part in _parts(schedule, block, n_rows, lanes)]
     *before, (last, _) = parts
-    rows_0, rows_1 = primitives.sampled_split(schedule, schedule.fuse(*schedule.get_loops(last)[:n_rows]))
+    n_loops = _rows_of(schedule.get(kept[-1]), n_rows)
+    rows_0, rows_1 = primitives.sampled_split(schedule, schedule.fuse(*schedule.get_loops(last)[:n_loops]))
     schedule.parallel(rows_0)
     for block, _ in reversed(before):
         schedule.compute_at(block, rows_1, preserve_unit_loops=True)
@@ -96,15 +107,16 @@ def _merge_rows(schedule: Schedule, blocks: Sequence[SBlockRV], n_rows: int, lan
     TVM no longer takes those with predicates for reductions: so each is taken to its end first, and moved after.
     """
     reductions = [block for block in blocks if schedule.get(block).init is not None]
-    parts = {block: _reduced_apart(schedule, block, n_rows, lanes) for block in reductions}
+    n_loops = {block: _rows_of(schedule.get(block), n_rows) for block in blocks}
+    parts = {block: _reduced_apart(schedule, block, n_loops[block], lanes) for block in reductions}
     for block in blocks:
-        if block not in parts and len(schedule.get(block).iter_vars) > n_rows:
+        if block not in parts and len(schedule.get(block).iter_vars) > n_loops[block]:
             _vectorize_columns(schedule, block, lanes)
-    in_order = [part for block in blocks for part in parts.get(block, [block])]
-    fused = [schedule.fuse(*schedule.get_loops(block)[:n_rows]) for block in in_order]
+    in_order = [(part, n_loops[block]) for block in blocks for part in parts.get(block, [block])]
+    fused = [schedule.fuse(*schedule.get_loops(part)[:n]) for part, n in in_order]
     factors = primitives.sampled_factors(schedule, fused[-1])
     schedule.merge(*(schedule.split(loop, factors)[1] for loop in fused))
-    schedule.annotate(schedule.get_loops(in_order[-1])[0], parallel.MARK, 1)
+    schedule.annotate(schedule.get_loops(in_order[-1][0])[0], parallel.MARK, 1)
 
 
 def _reduced_apart(schedule: Schedule, block: SBlockRV, n_rows: int, lanes: int) -> list[SBlockRV]:
@@ -137,7 +149,7 @@ def _leaves_some(block: SBlock, lanes: int) -> bool:
 def _may_be_inlined(schedule: Schedule, block: SBlockRV, n_rows: int, inlined: str) -> bool:
     """Whether a block over columns need not be stored: one block reads it, or it is as cheap to compute it again."""
     found, n_readers = schedule.get(block), len(schedule.get_consumers(block))
-    if found.init is not None or len(found.iter_vars) == n_rows or not n_readers:
+    if found.init is not None or len(found.iter_vars) == _rows_of(found, n_rows) or not n_readers:
         return False
     return n_readers == 1 or (inlined == _CHEAP and operator(found) in _OPERATORS)
 
@@ -145,6 +157,7 @@ def _may_be_inlined(schedule: Schedule, block: SBlockRV, n_rows: int, inlined: s
 def _parts(schedule: Schedule, block: SBlockRV, n_rows: int, lanes: int) -> list[tuple[SBlockRV, _Vectorize]]:
     """A block with how it is vectorised; of a reduction its parts, by lane and over the lanes."""
     found = schedule.get(block)
+    n_rows = _rows_of(found, n_rows)
     if found.init is None:
         return [(block, primitives.vectorize_last if len(found.iter_vars) > n_rows else _as_it_is)]
     parts: list[tuple[SBlockRV, _Vectorize]] = []

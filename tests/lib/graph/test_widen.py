@@ -56,6 +56,25 @@ def test_what_is_computed_stays_the_same(cpu, made):
     )
 
 
+@pytest.mark.parametrize(("columns", "wider"), [(222, 224), (30, 32), (10, 16), (6, 16)])
+def test_a_single_row_of_columns_that_fill_no_vectors_gets_whole_ones(cpu, columns, wider):
+    made = product(columns, m=1)
+    module, changed = widened(made)
+    x = np.random.default_rng(1).normal(size=(1, 8)).astype(np.float32)
+    [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+
+    assert changed["w"].shape[-1] == wider
+    assert contraction.fits(load_workload(subgraph.workload), cpu.tvm())
+    np.testing.assert_allclose(
+        in_tvm(cpu, module, x, changed["w"]), np.maximum(x @ made[1]["w"], 0), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("columns", [1000, 888, 120, 4])
+def test_a_single_row_of_columns_that_fill_some_vectors_stays(columns):
+    assert widened(product(columns, m=1))[1] == {}
+
+
 def test_each_group_gets_channels_of_its_own(cpu):
     module, changed = widened(convolution(40, groups=2))
     x = np.random.default_rng(1).normal(size=(1, 8, 8, 16)).astype(np.float32)

@@ -258,3 +258,59 @@ def test_all_of_it_together_leaves_a_convolution_and_a_shift():
 def test_integer_tensors_are_left_alone():
     ones = np.ones((3, 3), np.int32)
     assert stays([rules.scale_into_weights], lambda x: op.multiply(op.matmul(x, const(ones)), const(2, "int32")), ones)
+
+
+def transposed(x, weight, **attrs):
+    """A transposed convolution as ConvertLayout leaves it."""
+    return op.nn.conv2d_transpose(x, const(weight), data_layout="NHWC", kernel_layout="IOHW", **attrs)
+
+
+def spread(x, weight, strides, padding, output_padding):
+    """The same in loops: each pixel adds its window to the result."""
+    (n, height, width, _), (_, out, *window) = x.shape, weight.shape
+    extents = [(e - 1) * s + k + p for e, s, k, p in zip((height, width), strides, window, output_padding, strict=True)]
+    whole = np.zeros((n, *extents, out))
+    for y in range(height):
+        for left in range(width):
+            for ky in range(window[0]):
+                for kx in range(window[1]):
+                    place = y * strides[0] + ky, left * strides[1] + kx
+                    whole[:, place[0], place[1]] += x[:, y, left] @ weight[:, :, ky, kx]
+    top, first, bottom, last = padding
+    return whole[:, top : extents[0] - bottom, first : extents[1] - last]
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding", "output_padding"),
+    [
+        ((4, 4), (2, 2), (1, 1, 1, 1), (0, 0)),
+        ((3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
+        ((3, 3), (2, 2), (0, 0, 0, 0), (0, 0)),
+        ((5, 3), (3, 1), (2, 0, 1, 1), (0, 0)),
+        ((2, 3), (3, 4), (0, 0, 0, 0), (0, 0)),  # pixels that no window reaches
+        ((6, 6), (2, 2), (2, 2, 2, 2), (0, 0)),
+        ((3, 3), (1, 1), (1, 1, 1, 1), (0, 0)),
+    ],
+)
+def test_a_transposed_convolution_is_a_convolution_of_steps(window, strides, padding, output_padding):
+    x, weight = random((2, 5, 6, 3)), random((3, 8, *window), 1)
+    attrs = {"strides": strides, "padding": padding, "output_padding": output_padding}
+
+    made = rewrite(module(lambda x: transposed(x, weight, **attrs), x), [rules.transposed_convolution])
+
+    assert "nn.conv2d" in operators(made)
+    assert "nn.conv2d_transpose" not in operators(made)
+    np.testing.assert_allclose(
+        run(made, x)[0], spread(x, weight, strides, padding, output_padding), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("attrs", [{"groups": 3}, {"dilation": (2, 2)}, {"padding": (3, 3)}])
+def test_other_transposed_convolutions_are_taken_to_where_they_can_be_lowered(attrs):
+    weight = random((3, 1 if "groups" in attrs else 8, 3, 3), 1)
+
+    made = rewrite(
+        module(lambda x: transposed(x, weight, strides=(1, 1), **attrs), (1, 5, 6, 3)), [rules.transposed_convolution]
+    )
+
+    assert operators(made) == ["permute_dims", "nn.conv2d_transpose", "permute_dims"]

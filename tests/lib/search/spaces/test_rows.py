@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import te
+from tvm import relax, te
 from tvm.relax import op
 
 from lib.search.spaces import rows
@@ -22,6 +22,37 @@ def layer_norm(cpu, *shape):
 
 def maximum(cpu, *shape):
     return subgraph(cpu, lambda _, x: op.max(x, axis=-1), shape)
+
+
+def kept_mean(cpu, *shape):
+    """A mean that keeps the rank, with an axis of one element where the columns were."""
+    return subgraph(cpu, lambda _, x: op.mean(x, [-1], keepdims=True), shape)
+
+
+def root_mean_square_norm(cpu, *shape):
+    """As Llama has it, given the squares as well."""
+
+    def make(_, squares, x, scale):
+        return op.multiply(op.divide(x, op.sqrt(op.add(op.mean(squares, [-1], True), relax.const(1e-5)))), scale)
+
+    return subgraph(cpu, make, shape, shape, shape[-1:])
+
+
+@pytest.mark.parametrize("shape", [(1, N, WIDTH), (2, 3, 37), (1, N, 1, 100), (1, 1, 1, WIDTH)])
+def test_reductions_that_keep_the_rank_are_reductions_over_rows(cpu, shape):
+    rng = np.random.default_rng(0)
+    x, scale = (rng.normal(size=s).astype(np.float32) for s in (shape, shape[-1:]))
+    mean = x.mean(-1, keepdims=True, dtype=np.float64)
+    norm = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * scale
+
+    for workload, inputs, expected in [
+        (kept_mean(cpu, *shape), [x], mean),
+        (root_mean_square_norm(cpu, *shape), [x * x, x, scale], norm),
+    ]:
+        assert rows.fits(workload, cpu.tvm())
+        for schedule in sampled(workload, cpu):
+            found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def in_numpy(make, x, *affine):

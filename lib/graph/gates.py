@@ -1,0 +1,68 @@
+"""Gates on images, as squeeze and excitation has them, as kernels of their own.
+
+FuseOps takes the product of an image with a gate for each channel as the epilogue of the small convolution that makes
+the gate. The loops of that have one pixel and its channels to share out, so that each thread would take some channels
+of all pixels: cache lines that lie apart, most of which another thread wrote, and which the next kernel's threads have
+to fetch from each other again. As a kernel of its own the product is shared out by lines, as what is before and after.
+"""
+
+import math
+
+import tvm
+from tvm import relax, topi
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from lib.graph import patterns
+from lib.graph.concatenation import called
+from lib.graph.rewrite import CONTRACTIONS, is_call, static_shape
+
+_FUNCTION = "gate"
+_MUCH_SMALLER = 8  # times: the gate of a few pixels may as well be an epilogue
+
+
+def apart(module: tvm.IRModule) -> tvm.IRModule:
+    """Products with a gate as functions that FuseOps gives epilogues, but does not make one; before LegalizeOps."""
+    separator = _Separator(module)
+    for gvar, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            separator.builder_.update_func(gvar, separator.visit_expr(function))
+    return separator.builder_.get()
+
+
+@mutator
+class _Separator(PyExprMutator):
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self._module = module
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        size = _size(call)
+        if not is_call(call, "relax.multiply") or not any(
+            _MUCH_SMALLER * _size(arg) <= size and self._is_contracted(arg) for arg in call.args
+        ):
+            return call
+        attrs = patterns.marks(patterns.OUT_ELEMENTWISE)
+        return self.builder_.call_te(topi.multiply, *call.args, primfunc_name_hint=_FUNCTION, primfunc_attrs=attrs)
+
+    def _is_contracted(self, expr: relax.Expr) -> bool:
+        """Whether a tensor is a contraction's, through what keeps its number of elements: what FuseOps takes for its
+        epilogue."""
+        value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        if value is None or is_call(value, *CONTRACTIONS):
+            return value is not None
+        if isinstance(value, relax.Var):
+            return self._is_contracted(value)
+        found = called(value)
+        if found is not None:
+            pattern = patterns.marked(self.builder_.get()[found[0]])
+            is_epilogue = pattern == patterns.ELEMENTWISE  # drops channels that `lib.graph.widen` added
+            return pattern == patterns.OUT_ELEMENTWISE or (is_epilogue and self._is_contracted(found[1][0]))
+        arguments = value.args if isinstance(value, relax.Call) else ()
+        return any(_size(arg) == _size(expr) and self._is_contracted(arg) for arg in arguments)
+
+
+def _size(expr: relax.Expr) -> int:
+    """The number of elements of a tensor; 0 if that is not known."""
+    shape = static_shape(expr) if isinstance(expr.ty, relax.TensorType) else None
+    return math.prod(shape) if shape is not None else 0
