@@ -49,7 +49,7 @@ class Session:
     def turn(self) -> None:
         """Time all of it a few times."""
         tensors = [tvm_ffi.from_dlpack(array) for array in self.arrays]
-        infer, run = self.model._infer, self.model._driver.run
+        infer, run = self.model._infer_of(0), self.model._driver.run
         kinds: dict[str, Callable[[], Any]] = {
             "vm": lambda: run(lambda: _timed(lambda: infer(*tensors))),
             "kernels": lambda: run(self._in_order),
@@ -98,7 +98,7 @@ def sessions_of(folder: Path) -> list[Session]:
     arrays = []
     for value in model.inputs:
         array = model.empty(value.name)
-        array[...] = np.random.default_rng(0).random(value.shape) if "float" in value.dtype else 1
+        array[...] = np.random.default_rng(0).random(array.shape) if "float" in value.dtype else 1
         arrays.append(array)
     name = folder.resolve().parents[2].name
 
@@ -126,11 +126,12 @@ def _kernels(model: Model, probe: Model, arrays: Sequence[np.ndarray]) -> list[t
         return 0
 
     def infer() -> None:
-        probe._machine["set_instrument"](tvm_ffi.convert(instrument))
-        probe._infer(*[tvm_ffi.from_dlpack(array) for array in arrays])
+        probe._machines[0][0]["set_instrument"](tvm_ffi.convert(instrument))
+        probe._infer_of(0)(*[tvm_ffi.from_dlpack(array) for array in arrays])
 
     probe._driver.run(infer)
-    [library, *_] = model._loaded.executable.imports
+    executable, _ = model._loaded.executable(0)
+    [library, *_] = executable.imports
     return [(name, library.get_function(name, query_imports=True), arguments) for name, arguments in calls]
 
 
