@@ -124,7 +124,7 @@ class Kernels:
             return results
 
         inputs = [tensor.numpy() for tensor in self._arguments_of(reference[1])]
-        return Checked(largest_error(run, inputs))
+        return Checked(largest_error(run, inputs, has_bytes_within=analysis.rounds_to_bytes(workload["main"])))
 
     def compile(self, request: Compile) -> Compiled:
         """See `Compile`."""

@@ -174,3 +174,9 @@ def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
         else:
             return None, 0.0
     return before, filled
+
+
+def rounds_to_bytes(function: tirx.PrimFunc) -> bool:
+    """Whether it makes bytes of floats, for others or to go on with them."""
+    casts = walk(function.body, tirx.Cast)
+    return any(cast.ty.dtype in ("int8", "uint8") and "float" in str(cast.value.ty.dtype) for cast in casts)

@@ -9,6 +9,8 @@ _SPREAD = np.float32(0.2)  # standard deviation; of a sum of 768 products of two
 _SMALL = 4  # exclusive bound of positive integers of which nothing is known
 _BF16_ULP = 2.0**-7  # of a number's magnitude, at most: the distance of neighbouring bf16
 _ROUNDED_OTHERWISE = 1e-3  # share of bytes that may be their neighbours
+_OF_NEIGHBOURS = 0.01  # of the largest value: how far floats may be apart that are computed from neighbouring bytes
+_EQUAL = 1e-4  # of the largest value: floats that are no farther apart differ by how sums were rounded
 _MASKED = 4  # one element in so many is masked
 VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, which processors may flush to zero
 
@@ -68,26 +70,31 @@ def largest_magnitude(results: Sequence[np.ndarray]) -> float:
 
 
 def largest_error(
-    run: Callable[[Sequence[np.ndarray]], Sequence[Sequence[np.ndarray]]], inputs: Sequence[np.ndarray]
+    run: Callable[[Sequence[np.ndarray]], Sequence[Sequence[np.ndarray]]],
+    inputs: Sequence[np.ndarray],
+    *,
+    has_bytes_within: bool = False,
 ) -> float:
     """The largest `relative_error` among the results of a program, against those of a reference on equal inputs.
 
     Sums in another order may be rounded to the next number of a narrow type. So neighbouring bf16 count as equal, and
-    so do neighbouring bytes, if they are no more than one in a thousand.
+    so do neighbouring bytes, if they are no more than one in a thousand; and as many floats that are computed from
+    bytes which the program itself rounds, where they are no farther apart than neighbours make them.
 
     A subgraph may begin with the root or the logarithm of what others make positive. If a result has nothing finite to
     compare, both run again on the magnitudes of the inputs.
 
     Args:
         run: From inputs to the results of the reference, and those of the program.
+        has_bytes_within: The program rounds to bytes, and goes on with them.
     """
     expected, found = run(inputs)
     if any(result.size and not np.isfinite(result.astype(np.float64)).any() for result in expected):
         expected, found = run([np.abs(array) for array in inputs])
-    return max(_error(new, old) for new, old in zip(found, expected, strict=True))
+    return max(_error(new, old, has_bytes_within) for new, old in zip(found, expected, strict=True))
 
 
-def _error(found: np.ndarray, expected: np.ndarray) -> float:
+def _error(found: np.ndarray, expected: np.ndarray, has_bytes_within: bool) -> float:
     kind = str(expected.dtype)
     if kind == "bfloat16" and math.isfinite(relative_error(found, expected)):
         a, b = found.astype(np.float64), expected.astype(np.float64)
@@ -95,6 +102,12 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
         return relative_error(np.where(are_neighbours, b, a), b)
     if kind in ("int8", "uint8"):
         are_neighbours = np.abs(found.astype(np.int16) - expected) == 1
+        if np.mean(are_neighbours) <= _ROUNDED_OTHERWISE:
+            return relative_error(np.where(are_neighbours, expected, found), expected)
+    if has_bytes_within and math.isfinite(relative_error(found, expected)):
+        limits = np.array([_EQUAL, _OF_NEIGHBOURS]) * largest_magnitude([expected])
+        differences = np.abs(found.astype(np.float64) - expected)
+        are_neighbours = (differences > limits[0]) & (differences <= limits[1])
         if np.mean(are_neighbours) <= _ROUNDED_OTHERWISE:
             return relative_error(np.where(are_neighbours, expected, found), expected)
     return relative_error(found, expected)

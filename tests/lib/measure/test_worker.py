@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import tvm
+from tvm import te, tirx
 
 from lib.measure import timing, worker
-from lib.measure.protocol import Build, Compile, Define, Drop, Param, Time
+from lib.measure.protocol import Build, Check, Compile, Define, Drop, Param, Time
 from lib.measure.worker import Kernels
 from lib.tir import traces
 from lib.tir.workload import as_workload
@@ -85,3 +86,19 @@ def test_what_was_dropped_cannot_be_timed(cpu):
 
     with pytest.raises(KeyError):
         kernels.time(Time("c", 1, 0.001))
+
+
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_a_check_knows_whether_a_workload_rounds_to_bytes_within(cpu, monkeypatch, has_bytes):
+    x = te.placeholder((4000,), name="x")
+    kind = "uint8" if has_bytes else "int32"
+    rounded = te.compute(x.shape, lambda i: tirx.round(x[i] * 100 + 100).astype(kind).astype("float32"), name="rounded")
+    workload = as_workload(te.create_prim_func([x, te.compute(x.shape, lambda i: rounded[i] * 0.5, name="y")]))
+    kernels = Kernels(cpu.tvm())
+    kernels.define(Define(tvm.ir.save_json(workload)))
+    asked = []
+    monkeypatch.setattr(worker, "largest_error", lambda _run, _inputs, **given: asked.append(given) or 0.0)
+
+    kernels.check(Check(traces.EMPTY_TRACE))
+
+    assert asked == [{"has_bytes_within": has_bytes}]

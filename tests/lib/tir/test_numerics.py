@@ -149,6 +149,21 @@ def test_bytes_may_be_their_neighbours_one_in_a_thousand_and_no_more():
     assert error(1, by=2) == 0.02
 
 
+def test_floats_of_neighbouring_bytes_are_no_error_where_a_program_rounds_to_bytes_within():
+    expected = np.linspace(-1, 1, 2000, dtype=np.float32)
+
+    def error(n, by=1 / 255, within=True):
+        found = expected.copy()
+        found[:n] += np.float32(by)
+        return largest_error(lambda _inputs: ([expected], [found]), [], has_bytes_within=within)
+
+    assert error(0) == error(2) == 0
+    assert error(2, within=False) == pytest.approx(1 / 255, rel=1e-4)
+    assert error(3) == pytest.approx(1 / 255, rel=1e-4)
+    assert error(1, by=0.02) == pytest.approx(0.02, rel=1e-4)
+    assert 0 < error(2000, by=1e-6) < 2e-6  # sums in another order stay what they are
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_bytes_have_all_their_values(dtype):
     values = random_values((100, 100), dtype, 0, seed=0)
