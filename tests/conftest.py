@@ -4,6 +4,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+# XGBoost's threads wait for each other asleep: two test runs share the cores. Before anything loads OpenMP.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 
 from lib.machine import targets
