@@ -23,7 +23,7 @@ def test_candidates_compute_what_the_cpu_does(name):
     assert {(each.status, each.told) for each in found} == {("right", "")}
 
 
-@pytest.mark.parametrize("name", ["conv2d 3x3", "matmul", "softmax", "f16 matmul, f16 sums"])
+@pytest.mark.parametrize("name", ["matmul", "softmax"])
 def test_most_candidates_are_wrong_without_their_barriers(name):
     workload = (OPERATORS | HALVES)[name]()
     traces = candidates.sampled(workload, 8)
