@@ -421,6 +421,7 @@ class FinalTask(TunerTask, StageTask):
 class CompileModel(FinalTask, MeasuringTask):
     """Compile the model with the best of its finished rounds."""
 
+    stage: Any = compile
     path = property(lambda self: self.given.shipped.compiled.manifest)
 
     @property
@@ -437,7 +438,7 @@ class CompileModel(FinalTask, MeasuringTask):
 
     @property
     def provenance(self) -> Provenance:
-        return Provenance(compile.inputs(self.past, self.config), SESSION)
+        return Provenance(self.stage.inputs(self.past, self.config), SESSION)
 
     def is_current(self) -> bool:
         there = all(files.training.exists() for files in self.past)
@@ -456,14 +457,16 @@ class CompileModel(FinalTask, MeasuringTask):
 class Report(FinalTask):
     """Write and print the report of a compiled run."""
 
+    stage: Any = report
+    compiles: Any = CompileModel
     path = property(lambda self: self.given.shipped.reported)
 
     def requires(self) -> luigi.Task:
-        return externalize(self.clone(CompileModel, rounds=self.n_rounds))
+        return externalize(self.clone(self.compiles, rounds=self.n_rounds))
 
     @property
     def provenance(self) -> Provenance:
-        return Provenance(report.inputs(self.given.shipped.compiled), SESSION)
+        return Provenance(self.stage.inputs(self.given.shipped.compiled), SESSION)
 
     def is_current(self) -> bool:
         return self.requires().is_current() and manifest.is_current(self.path, self.provenance.inputs)
@@ -480,7 +483,7 @@ class Report(FinalTask):
         """Print it, also if another run of the same command wrote it."""
         super().run()
         if not self.models:  # of which there is a summary
-            console.show(report.shown(self.given.shipped))
+            console.show(self.stage.shown(self.given.shipped))
 
 
 class CompareRuns(luigi.Task):
@@ -692,25 +695,10 @@ class TuneModel(TuningTask):
         return members(tables.read(*self.given.subgraphs), tables.read(*self.given.clustered))
 
 
-class CompileRange(FinalTask, MeasuringTask):
+class CompileRange(CompileModel):
     """Compile a model for a range of shapes with the best of its finished rounds."""
 
-    path = property(lambda self: self.given.shipped.compiled.manifest)
-
-    @property
-    def config(self) -> CompileConfig:
-        return self.given.configured(CompileConfig, "compile")
-
-    def requires(self) -> luigi.Task:
-        return externalize(self.clone(TrainFamilyModels, round=self.past[-1].number))
-
-    @property
-    def provenance(self) -> Provenance:
-        return Provenance(compile_range.inputs(self.past, self.config), SESSION)
-
-    def is_current(self) -> bool:
-        there = all(files.training.exists() for files in self.past)
-        return there and manifest.is_current(self.path, self.provenance.inputs)
+    stage = compile_range
 
     def work(self) -> None:
         given, pool = self.given, factory.require_pool(self.given.runner)
@@ -728,30 +716,16 @@ class CompileRange(FinalTask, MeasuringTask):
         )  # fmt: skip
 
 
-class ReportRange(FinalTask):
+class ReportRange(Report):
     """Write and print the report of a model that was compiled for a range of shapes."""
 
-    path = property(lambda self: self.given.shipped.reported)
-
-    def requires(self) -> luigi.Task:
-        return externalize(self.clone(CompileRange, rounds=self.n_rounds))
-
-    @property
-    def provenance(self) -> Provenance:
-        return Provenance(report_range.inputs(self.given.shipped.compiled), SESSION)
-
-    def is_current(self) -> bool:
-        return self.requires().is_current() and manifest.is_current(self.path, self.provenance.inputs)
+    stage = report_range
+    compiles = CompileRange
 
     def work(self) -> None:
         given, files = self.given, self.given.shipped
         title = f"{given.tuned_files.folder.name} on {given.compile_target.name}, {files.folder.name}"
         report_range.run(given.tuned_files, given.clustered[0], self.past, title, provenance=self.provenance, out=files)
-
-    def run(self) -> None:
-        """Print it, also if another run of the same command wrote it."""
-        super().run()
-        console.show(report_range.shown(self.given.shipped))
 
 
 class TuneRange(TuningTask):

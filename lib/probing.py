@@ -15,6 +15,7 @@ import numpy as np
 from lib.contracts.errors import ModelError
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer, opened
 from lib.measure.runner import ModelFailed
+from lib.runtime.family_tuner_runtime.ranges import cut, settled
 from lib.tir.numerics import random_values, relative_error
 
 TOLERANCE = 1e-4  # largest difference, over the largest value of an output: other sums, no other values
@@ -54,11 +55,15 @@ def padding_of(
         bucket, least = {}, {}
         for name, extents in each.items():
             at = min(place, len(extents) - 1)
-            bucket[name] = extents[at]
-            least[name] = max(limits[name][0], extents[at - 1] + 1 if at else 1)
+            bucket[name], least[name] = extents[at], _least(extents, at, limits[name][0])
         between = {name: int(rng.integers(least[name], bucket[name] + 1)) for name in bucket}
         found += [(extents, bucket) for extents in (least, between) if extents != bucket]
     return [pair for n, pair in enumerate(found) if pair not in found[:n]]
+
+
+def _least(extents: Sequence[int], at: int, lowest: int) -> int:
+    """The smallest extent that falls into one of the buckets, in ascending order; `lowest` of the range."""
+    return max(lowest, extents[at - 1] + 1 if at else 1)
 
 
 def probe(
@@ -125,8 +130,7 @@ def values(inputs: Sequence[Mapping[str, Any]], extents: Extents, seed: int) -> 
     """Inputs of some extents; the first position of a mask is never hidden: else there is nothing to attend to."""
     found = []
     for n, each in enumerate(inputs):
-        shape = tuple(extents[extent] if isinstance(extent, str) else extent for extent in each["shape"])
-        array = random_values(shape, each["dtype"], each["bound"], seed=1000 * seed + n)
+        array = random_values(settled(each["shape"], extents), each["dtype"], each["bound"], seed=1000 * seed + n)
         if each["values"] == _MASK:
             array[..., :1] = 1
         found.append(array)
@@ -139,8 +143,11 @@ def padded(inputs: Sequence[Mapping[str, Any]], arrays: Arrays, bucket: Extents,
     found = []
     garbage = values(inputs, bucket, seed) if seed is not None else [None] * len(arrays)
     for each, array, random in zip(inputs, arrays, garbage, strict=True):
-        shape = tuple(bucket[extent] if isinstance(extent, str) else extent for extent in each["shape"])
-        whole = np.full(shape, each["fill"], array.dtype) if random is None or each["values"] == _MASK else random
+        whole = (
+            np.full(settled(each["shape"], bucket), each["fill"], array.dtype)
+            if random is None or each["values"] == _MASK
+            else random
+        )
         whole[tuple(map(slice, array.shape))] = array
         found.append(whole)
     return found
@@ -163,7 +170,7 @@ def _outputs(
             if small != large and not following:
                 raise ModelError(
                     f"{run.path}: axis {axis} of the output {name} is {small} and {large} where "
-                    f"{_told(low)} and {_told(high)}: what was padded cannot be cut from it. Compile single shapes."
+                    f"{told(low)} and {told(high)}: what was padded cannot be cut from it. Compile single shapes."
                 )
             shape.append(following[0] if small != large else int(small))
         found.append({"name": name, "shape": shape, "dtype": str(one.dtype)})
@@ -204,19 +211,15 @@ def _refusal(
         f"although {', '.join(masks)} hides it" if masks else "no input is a mask that hides it, and it is not causal"
     )
     return (
-        f"{path} cannot be compiled for a range: padding from {_told(extents)} to {_told(bucket)} changes the output "
+        f"{path} cannot be compiled for a range: padding from {told(extents)} to {told(bucket)} changes the output "
         f"{output} by {error:.1e} of its largest value, {hidden}. Compile single shapes, or export the model with a "
         "mask."
     )
 
 
-def _told(extents: Extents) -> str:
+def told(extents: Extents) -> str:
+    """Extents, for people."""
     return ", ".join(f"{name} = {extent}" for name, extent in extents.items())
-
-
-def cut(array: np.ndarray, shape: Sequence[int | str], extents: Extents) -> np.ndarray:
-    """An output without what was computed for the padding."""
-    return array[tuple(slice(extents[extent] if isinstance(extent, str) else extent) for extent in shape)]
 
 
 def lengths_within(
@@ -229,7 +232,6 @@ def lengths_within(
     for n, bucket in enumerate(buckets):
         found = {}
         for name, extents in each.items():
-            at = extents.index(bucket[name])
-            least = max(limits[name][0], extents[at - 1] + 1 if at else 1)
+            least = _least(extents, extents.index(bucket[name]), limits[name][0])
             found[name] = least if n % 2 else int(rng.integers(least, bucket[name] + 1))
         yield found

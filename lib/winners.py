@@ -112,23 +112,18 @@ def choose(
         return replace(untuned, note="no candidate worked")
     near = sum(each.latency_s <= _NEAR * finalists[0].latency_s for each in finalists)
     n_timed = min(near, max(1, round(share / _WORTH)))
-    if kept is None and time.monotonic() >= until:
-        return _once(untuned, finalists[0], past)
-    if kept is None:
-        return _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool)
-    path = kept / f"{subgraph['subgraph_id']}.json"
     made_from = digests.of_text(
         settings.digest(settings.deciding(config)), pool.conditions.id, str(past.untuned_s),
         *(finalist.candidate_id for finalist in finalists),
     )  # fmt: skip
-    known = _known(path, made_from, untuned, finalists, n_timed)
-    if known:
+    path = kept / f"{subgraph['subgraph_id']}.json" if kept else None
+    if path and (known := _known(path, made_from, untuned, finalists, n_timed)):
         return known
     if time.monotonic() >= until:
         return _once(untuned, finalists[0], past)
     choice = _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool)
-    if choice.tuned_s is not None:
-        kept.mkdir(parents=True, exist_ok=True)
+    if path and choice.tuned_s is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         facts = {key: value for key, value in asdict(choice).items() if key != "trace"}
         manifest.write(path, made_from, {"choice": facts, "timed": n_timed}, [])
     return choice

@@ -6,12 +6,13 @@ Each library is verified as one of a single shape is, and the bundle with length
 """
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,7 @@ from lib.measure.onnx_peer import OnnxFile, OnnxPeer
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts
+from lib.runtime.family_tuner_runtime.ranges import cut
 from lib.tir.numerics import relative_error
 from lib.tuning import agreement, history, planning
 from lib.tuning.history import History
@@ -96,7 +98,9 @@ def run(
     so_far, probed = history.load(past), manifest.read(joint.probed)
     with clock.spent("finalists"):
         agreed = _agreed(joint, families, so_far)
-        choices = choose_all(subgraphs, agreed, config, pool, say, RunFiles(past[0].run).finalists)
+        # All are checked, whatever that takes: a wrong one would cost the bundle, not a library that gives way.
+        thorough = replace(config, finalists_share=math.inf)
+        choices = choose_all(subgraphs, agreed, thorough, pool, say, RunFiles(past[0].run).finalists)
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
         made = CompiledFiles(Path(work) / "bundle")
@@ -109,7 +113,7 @@ def run(
             with clock.spent("verify"):
                 found = []
                 for shape, each in zip(shapes, built, strict=True):
-                    say(f"checking {_told(shape.extents)}")
+                    say(f"checking {probing.told(shape.extents)}")
                     found.append(_verified(shape, each, config, pool, Peer(onnx, session), target))
                 together = sharing.write(made.params, [each.packed for each in built])
                 for shape, each in zip(shapes, built, strict=True):
@@ -154,7 +158,7 @@ def _agreed(joint: ModelFiles, families: Path, so_far: History) -> History:
         subgraph_id: agreement.restricted(past, wanted[subgraph_id]) if subgraph_id in wanted else past
         for subgraph_id, past in so_far.subgraphs.items()
     }
-    return History(found, so_far.n_rounds, so_far.n_trials)
+    return replace(so_far, subgraphs=found)
 
 
 def _built(shape: Shape, work: Path, precision: str) -> Built:
@@ -204,7 +208,7 @@ def _verified(
     try:
         return verify(built, _UNKNOWN, config, pool, peer, None, check)
     except VerificationError as error:
-        raise VerificationError(f"With {_told(shape.extents)}: {error}") from error
+        raise VerificationError(f"With {probing.told(shape.extents)}: {error}") from error
 
 
 def _padded(
@@ -246,7 +250,7 @@ def _padded(
     facts = []
     for n, (shape, extents) in enumerate(zip(shapes, lengths, strict=True)):
         errors = [
-            relative_error(probing.cut(found, said["shape"], extents), wanted)
+            relative_error(cut(found, said["shape"], extents), wanted)
             for kind in ("own", "any")
             for found, wanted, said in zip(
                 arrays.values(folder / f"{n:03d}-{kind}.out.npz"), expected[n], outputs, strict=True
@@ -254,9 +258,9 @@ def _padded(
         ]
         if not max(errors) <= tolerance:
             raise VerificationError(
-                f"With {_told(extents)}, padded to {_told(shape.extents)}, the bundle's outputs differ from those of "
-                f"{onnx.path} by {max(errors):.1e} of their largest value; {tolerance:.2g} is allowed. Nothing was "
-                "shipped; the measurements are kept."
+                f"With {probing.told(extents)}, padded to {probing.told(shape.extents)}, the bundle's outputs differ "
+                f"from those of {onnx.path} by {max(errors):.1e} of their largest value; {tolerance:.2g} is allowed. "
+                "Nothing was shipped; the measurements are kept."
             )
         facts.append({"extents": extents, "bucket": dict(shape.extents), "max_error": max(errors)})
     return facts
@@ -328,7 +332,3 @@ def _move(made: CompiledFiles, out: CompiledFiles) -> Path:
     for path in files:
         path.replace(out.folder / path.name)
     return out.manifest
-
-
-def _told(extents: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {extent}" for name, extent in extents.items())
