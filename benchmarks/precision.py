@@ -55,7 +55,7 @@ def table(rows: pd.DataFrame) -> list[str]:
         known = [ratio for ratio in ratios[name].values() if ratio]
         means.append(f"{intervals.geometric_mean(known).text()} (of {len(known)})" if known else "-")
     lines.append(f"| geometric mean |{' |' * len(_ORDER)} {' | '.join(means)} |")
-    parts = [lines, _bounds(races, rows), _errors(rows), _sizes(rows), versus._notes(rows)]
+    parts = [lines, _bounds(races, rows), versus.apart(rows, _RATIOS), _errors(rows), _sizes(rows), versus._notes(rows)]
     return [line for part in parts for line in (*part, "")][:-1]
 
 

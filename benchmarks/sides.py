@@ -4,6 +4,7 @@ Nothing here imports TVM, torch or ONNX Runtime, whose pools of threads would be
 """
 
 import json
+import math
 import os
 import random
 import select
@@ -12,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import cores
 import numpy as np
 import psutil
 
@@ -40,6 +42,7 @@ class Turn:
     latency_s: float  # median of its inferences; NaN if it failed
     n_inferences: int
     failure: str = ""
+    between_cores: float = math.nan  # bytes/s, the lower of before and after: see `cores.between`
 
 
 class Side:
@@ -141,14 +144,33 @@ def _values(value: Mapping[str, Any], seed: int) -> np.ndarray:
 
 
 def in_turn(
-    sides: Mapping[str, Side], turns: int, *, warm_s: float = 0.25, seconds: float = 0.5, seed: int = 0
+    sides: Mapping[str, Side],
+    turns: int,
+    *,
+    warm_s: float = 0.25,
+    seconds: float = 0.5,
+    seed: int = 0,
+    at_most: int | None = None,
 ) -> Iterator[Turn]:
-    """Each side's turns, in an order that is shuffled each time; a side that fails has no turns after that one."""
+    """Each side's turns, in an order that is shuffled each time; a side that fails has no turns after that one.
+
+    Args:
+        at_most: So many turns, if it takes them to have `turns` in which the cores shared a cache all the time.
+    """
     order, alive = random.Random(seed), dict(sides)
-    for number in range(turns):
+    fastest, speeds = 0.0, list[float]()  # of all; in each turn the lowest
+    for number in range(at_most or turns):
+        if sum(cores.are_near(speed, fastest) for speed in speeds) >= turns:
+            return
+        found = [cores.between()]
         for name in order.sample(list(alive), len(alive)):
             try:
-                yield alive[name].turn(number, name, warm_s, seconds)
+                turn = alive[name].turn(number, name, warm_s, seconds)
             except SideFailed as error:
                 del alive[name]
                 yield Turn(name, number, float("nan"), 0, str(error))
+            else:
+                found.append(cores.between())
+                yield replace(turn, between_cores=min(found[-2:]))
+        fastest = max(fastest, *found)
+        speeds.append(min(found))

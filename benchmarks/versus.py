@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import cores
 import intervals
 import numpy as np
 import pandas as pd
@@ -33,6 +34,8 @@ from lib.machine import host
 from lib.tir.numerics import relative_error
 
 TOLERANCE = 1e-3
+_PATIENCE = 3  # times the turns that were asked for, until there are so many in which the cores shared a cache
+_ENOUGH = 5  # turns, for a ratio of its own
 _ORDER = ("library", "onnxruntime", "openvino", "torch", "stock")  # of columns
 VENDORS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.compile"}
 
@@ -54,6 +57,7 @@ SCHEMA = pa.schema(
         pa.field("max_error", pa.float64()),  # of the outputs, to `reference`, over its largest; null: no outputs
         pa.field("reference", pa.string(), False),  # a side
         pa.field("failure", pa.string(), False),  # empty: none
+        pa.field("between_cores", pa.float64()),  # bytes/s, see `cores.py`; null: not written down
         pa.field("bytes", pa.int64()),  # of the library and its parameters, or of the file; null: not written down
         pa.field("work", pa.list_(_WORK)),  # of a library (`precision.py`); null: not written down
         pa.field("threads", pa.int64(), False),
@@ -92,7 +96,7 @@ def measure(kinds: Mapping[str, tuple[str, Path]], threads: int, turns: int, sec
         reference = _reference(outputs, kinds)
         errors = {name: _difference(found, outputs[reference]) for name, found in outputs.items()}
         del outputs
-        for turn in sides.in_turn(ready, turns, seconds=seconds, seed=seed):
+        for turn in sides.in_turn(ready, turns, seconds=seconds, seed=seed, at_most=_PATIENCE * turns):
             rows.append(asdict(turn) | {"version": ready[turn.side].version})
     frame = pd.DataFrame(rows).rename(columns={"number": "turn"})
     frame["kind"] = [kinds[name][0] for name in frame["side"]]
@@ -149,14 +153,17 @@ def read(folder: Path) -> pd.DataFrame:
 
 
 class Race:
-    """The turns of one model."""
+    """The turns of one model: those in which the cores shared a cache all the time, or else all others."""
 
-    def __init__(self, rows: pd.DataFrame) -> None:
+    def __init__(self, rows: pd.DataFrame, *, near: bool = True) -> None:
         self.rows = rows
         self.kinds: dict[str, str] = dict(zip(rows["side"], rows["kind"], strict=True))
         timed = rows[rows["failure"] == ""]
         latencies = timed.pivot_table(index="turn", columns="side", values="latency_s", dropna=False)
-        self.latencies = latencies.dropna(axis="columns")  # who did not finish all turns is not compared
+        speeds = timed.groupby("turn")["between_cores"].min().reindex(latencies.index)
+        are_near = cores.are_near(speeds, timed["between_cores"].max())
+        chosen = latencies[are_near == near]
+        self.latencies = chosen.dropna(axis="columns")  # who did not finish all turns is not compared
 
     def latency(self, side: str) -> Estimate | None:
         """Seconds."""
@@ -196,7 +203,35 @@ def table(rows: pd.DataFrame) -> str:
         known = [ratio for (_, side), ratio in ratios.items() if side == name and ratio]
         means.append(f"{intervals.geometric_mean(known).text()} (of {len(known)})" if known else "-")
     lines.append(f"| geometric mean | {' | '.join(['', *[' '] * (len(names) - 1), *means])} | | | |")
-    return "\n".join([*lines, "", *_notes(rows)])
+    return "\n".join([*lines, "", *_notes(rows), *apart(rows, {name: (name, list(VENDORS.values())) for name in ours})])
+
+
+def apart(rows: pd.DataFrame, ratios: Mapping[str, tuple[str, Sequence[str]]]) -> list[str]:
+    """Ratios of the turns in which the cores shared no cache, where there are enough of them; nothing if none has.
+
+    Args:
+        ratios: By their heads, a side of ours and those whose best is compared with it.
+    """
+    races = {str(model): Race(part, near=False) for model, part in rows.groupby("model")}
+    races = {model: race for model, race in races.items() if len(race.latencies) >= _ENOUGH}
+    if not races:
+        return []
+    known: dict[str, list[tuple[Statistic, int]]] = {name: [] for name in ratios}
+    lines = [f"| cores without a common cache | turns | {' | '.join(ratios)} |", "|---" * (len(ratios) + 2) + "|"]
+    for model, race in races.items():
+        cells = []
+        for name, (ours, vendors) in ratios.items():
+            there = [race.latencies[side] for side in vendors if side in race.latencies]
+            if ours not in race.latencies or not there:
+                cells.append("-")
+                continue
+            known[name].append((intervals.best_ratio_of(there, race.latencies[ours]), len(race.latencies)))
+            cells.append(intervals.estimate(*known[name][-1]).text())
+        lines.append(f"| {model} | {len(race.latencies)} | {' | '.join(cells)} |")
+    means = [
+        f"{intervals.geometric_mean(found).text()} (of {len(found)})" if found else "-" for found in known.values()
+    ]
+    return ["", *lines, f"| geometric mean | | {' | '.join(means)} |"]
 
 
 def _value(ratio: tuple[Statistic, int] | None) -> float:
@@ -207,8 +242,8 @@ def _notes(rows: pd.DataFrame) -> list[str]:
     """What holds for all rows, or what went wrong."""
     setups = rows[["cpu", "threads"]].drop_duplicates().to_dict("records")
     versions = rows.loc[rows["version"] != "", "version"].drop_duplicates()
-    turns = rows[rows["failure"] == ""].groupby(["model", "side"]).size()
-    counts = f"{turns.min()} to {turns.max()}" if len(turns) else "no"
+    turns = [len(Race(part).latencies) for _, part in rows.groupby("model")]
+    counts = f"{min(turns)} to {max(turns)}" if any(turns) else "no"
     notes = [f"{row['cpu']}, {row['threads']} threads; " for row in setups]
     notes[-1] += f"{counts} turns; {', '.join(sorted(versions))}."
     failures = rows.loc[rows["failure"] != "", ["model", "side", "failure"]].drop_duplicates().to_dict("records")

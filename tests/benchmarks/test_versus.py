@@ -14,7 +14,25 @@ from lib.runtime.family_tuner_runtime.weights import Mapped
 from tests.benchmarks.conftest import run_script
 
 COMMON = {"max_error": 1e-6, "reference": "ONNX Runtime", "failure": "", "threads": 2, "cpu": "a CPU"}
-COMMON |= {"revision": "abc", "date": "2026-01-01", "version": "1"}
+COMMON |= {"revision": "abc", "date": "2026-01-01", "version": "1", "between_cores": np.nan}
+
+
+def test_turns_in_which_cores_shared_no_cache_are_apart():
+    near, far = {"between_cores": 75e9}, {"between_cores": 25e9}
+    ours = [1.0, 9.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0]
+    theirs = [3.0, 18.0, 3.0, 3.0, 18.0, 18.0, 18.0, 18.0]
+    rows = pd.concat(
+        rows_of("net", side, kind, latencies).assign(
+            between_cores=[(near if ms < 5 else far)["between_cores"] for ms in latencies]
+        )
+        for side, kind, latencies in (("ours", "library", ours), ("OpenVINO", "openvino", theirs))
+    )
+
+    told = versus.table(rows)
+
+    assert "| net | 1.00 [1.00, 1.00] | 3.00 [3.00, 3.00] | 3.00 [3.00, 3.00] |" in told
+    assert "| net | 5 | 2.00 [2.00, 2.00] |" in told
+    assert "without a common cache" not in versus.table(rows[rows["latency_s"] < 5e-3])
 
 
 def rows_of(model, side, kind, latencies_ms, **changed):
