@@ -9,7 +9,7 @@ from tvm.relax import transform
 from tvm.s_tir import SBlock
 from tvm.target import Target
 
-from lib.graph import concatenation, fusion, inputs
+from lib.graph import concatenation, fusion, inputs, storage
 from lib.machine import linking
 from lib.tir import lowering
 from lib.tir.analysis import walk
@@ -34,6 +34,7 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
     module = schedule(module, traces)
     target = target if traces else lowering.for_untuned(target)
     stages = lowering.passes(target)
+    plan, *finalize = stages.finalize_passes(target)
     # Not MetaScheduleApplyDatabase's lookup nor compile_relax: both miss silently when an attribute differs.
     with target, tvm.transform.PassContext(opt_level=3):
         if pack:
@@ -45,7 +46,9 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
                 transform.LegalizeOps(),
                 *lowering.default_schedules(target),
                 *stages.dataflow_lower_passes(target),
-                *stages.finalize_passes(target),
+                plan,
+                storage.Centre(),
+                *finalize,
             ]
         )
         pipeline = lowering.pipeline(lowering.standard(target.kind.name), is_delivered=True)

@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib.tir import analysis, cpu_check, dot, gpu, parallel, prefetch, remainder, rounding
+from lib.tir import analysis, anywhere, cpu_check, dot, gpu, parallel, prefetch, remainder, rounding
 
 # Raise it with every change to what this module, `prefetch` or `remainder` makes of a program: latencies of before are
 # then told apart from those of after.
@@ -66,7 +66,8 @@ def pipeline(lowering: Lowering, *, is_delivered: bool = False) -> str:
     """The name under which TVM knows the passes of a lowering; registers them.
 
     Args:
-        is_delivered: Kernels are to say what a CPU lacks: see `lib.tir.cpu_check`.
+        is_delivered: Kernels are to say what a CPU lacks (`lib.tir.cpu_check`), and to take tensors that begin anywhere
+            in their memory (`lib.tir.anywhere`).
     """
     name = f"family_tuner {lowering.text}{' delivered' * is_delivered}"
     tvm.tirx.register_tir_pipeline(name, lambda: _passes(lowering, is_delivered))
@@ -78,7 +79,8 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
     # Peeling copies the K loop into a full tile and one at the border with one loop variable, by which prefetches are
     # inserted: after it, a border of a single row, which needs none, would take those of the full tiles away.
     before = (
-        [prefetch.insert] * lowering.prefetch
+        [anywhere.insert] * (is_delivered and not lowering.repair)
+        + [prefetch.insert] * lowering.prefetch
         + [remainder.peel] * lowering.peel
         + [gpu.repair] * lowering.repair
         + [parallel.mark_to_kind, dot.insert, rounding.insert]

@@ -1,0 +1,58 @@
+"""Where tensors lie in memory that several of them use, one after the other."""
+
+import math
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from lib.tir import analysis, anywhere
+
+_ALLOC_STORAGE, _ALLOC_TENSOR = Op.get("relax.memory.alloc_storage"), Op.get("relax.memory.alloc_tensor")
+
+
+@tvm.transform.module_pass(opt_level=0, name="Centre")
+class Centre:
+    """After TVM's StaticPlanBlockMemory, which lets all tensors begin where their storage does:
+    they lie in its middle.
+
+    Of two threads, the first writes the first half of a tensor, as a rule, whatever the kernel. So each half of a
+    storage stays one thread's. Where all tensors begin at the same place, the second half of a small one lies where the
+    first thread wrote a larger one before, and each of its lines is taken from the other core's cache, in which it was
+    changed: that is slow where cores share no last-level cache (dies, sockets). See benchmarks/README, "Cores without a
+    common cache".
+    """
+
+    def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        """Functions of Relax with a plan of their memory in their blocks."""
+        for gvar, function in module.functions_items():
+            if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
+                blocks = [_centred(block) for block in function.body.blocks]
+                body = relax.SeqExpr(blocks, function.body.body)
+                module[gvar] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+        return module
+
+
+def _centred(block: relax.BindingBlock) -> relax.BindingBlock:
+    if isinstance(block, relax.DataflowBlock):
+        return block
+    sizes = {each.var: int(each.value.args[0].values[0]) for each in block.bindings if _calls(each, _ALLOC_STORAGE)}
+
+    def centred(binding: relax.Binding) -> relax.Binding:
+        if not _calls(binding, _ALLOC_TENSOR) or binding.value.args[0] not in sizes:
+            return binding
+        call = binding.value
+        storage, _, *what = call.args
+        offset = (sizes[storage] - _bytes(binding.var.ty)) // 2 // anywhere.LINE * anywhere.LINE
+        args = [storage, tvm.tirx.IntImm("int64", offset), *what]
+        return relax.VarBinding(binding.var, tvm.ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty))
+
+    return relax.BindingBlock([centred(each) for each in block.bindings])
+
+
+def _calls(binding: relax.Binding, op: Op) -> bool:
+    return isinstance(binding.value, tvm.ir.Call) and binding.value.op == op
+
+
+def _bytes(tensor: relax.TensorType) -> int:
+    return math.prod(int(extent) for extent in tensor.shape.values) * analysis.itemsize(tensor.dtype)
