@@ -153,9 +153,9 @@ def table(rows: pd.DataFrame) -> list[str]:
     speeds = [rows[f"{name}_bytes_per_s"].median() / 1e9 for name in _COPIES]
     first = rows.iloc[0]
     notes = (
-        f"{first['cpu']}, {first['threads']} threads. Peaks, G operations a second: {told}; copies, reading and writing: "
-        f"{speeds[0]:.0f} GB/s in caches, {speeds[1]:.0f} in memory; {rows['turns'].min()} to {rows['turns'].max()} turns; "
-        f"revision {first['revision']}, {first['date']}."
+        f"{first['cpu']}, {first['threads']} threads. Peaks, G operations a second: {told}; copies, reading and "
+        f"writing: {speeds[0]:.0f} GB/s in caches, {speeds[1]:.0f} in memory; {rows['turns'].min()} to "
+        f"{rows['turns'].max()} turns; revision {first['revision']}, {first['date']}."
     )
     return [*lines, "", *whole, "", notes]
 
