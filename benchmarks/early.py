@@ -3,11 +3,10 @@
     python benchmarks/early.py --work FOLDER --models FILE ... --out FILE.parquet [--levels 1 10] [--minutes 4]
     python benchmarks/early.py --table FILE.parquet
 
-Each level of a model is a command of its own that begins with an empty memory: `--trials 0`; first looks of one
-candidate and the untuned program (`[plan] num_trials_warmup = 2`); and n measurements a subgraph on average, as the
-tuner spends them, for the others. The last one, `full`, tunes for so many minutes. Then all libraries of a model have
-turns in a shuffled order, a process each, the others stopped (`versus.py`). A command that was interrupted goes on
-where it stood. Nothing else may run on the machine, and no base model may have seen the models.
+Each level of a model is a command of its own that begins with an empty memory: `--trials 0`, and n measurements a
+subgraph on average, as the tuner spends them, for the others. The last one, `full`, tunes for so many minutes. Then
+all libraries of a model have turns in a shuffled order, a process each, the others stopped (`versus.py`). A command that
+was interrupted goes on where it stood. Nothing else may run on the machine, and no base model may have seen the models.
 """
 
 import argparse
@@ -28,20 +27,13 @@ from lib.machine import host
 _FULL = "full"
 
 
-def settings(level: str) -> str:
-    """Of a level's configuration."""
-    return "[plan]\nnum_trials_warmup = 2\n" if level == "1" else ""
-
-
 def of_model(work: Path, model: str, levels: Sequence[int], minutes: float, turns: int, code: Path) -> pd.DataFrame:
     """The rows of a model: those of `versus.py`, with what each level cost."""
     libraries, costs, n_subgraphs = {}, {}, 0
     for level in ["0", *map(str, levels), _FULL]:
-        place = Place((work / Path(model).stem / level).resolve(), code, settings(level))
-        if level == _FULL:
-            limit = ["--minutes", f"{minutes:g}"]
-        else:
-            limit = ["--trials", "1" if level == "1" else str(int(level) * n_subgraphs)]  # one ends the first look
+        place = Place((work / Path(model).stem / level).resolve(), code)
+        is_full = level == _FULL
+        limit = ["--minutes", f"{minutes:g}"] if is_full else ["--trials", str(int(level) * n_subgraphs)]
         run, seconds = place.tuned(model, *limit)
         libraries[level] = RunFiles(run).compiled
         costs[level] = {"command_s": seconds, "trials": manifest.read(libraries[level].manifest)["n_trials"]}
@@ -62,7 +54,7 @@ def table(rows: pd.DataFrame) -> Iterator[str]:
     yield "|---|" + "---|---|" * len(levels) + "---|---|---|"
     ratios: dict[str, list[tuple[intervals.Statistic, int]]] = {level: [] for level in levels}
     for model, part in rows.groupby("model", sort=False):
-        latencies = part.pivot_table(index="turn", columns="side", values="latency_s")
+        latencies = versus.Race(part).latencies
         costs = part.drop_duplicates("side").set_index("side")
         cells = []
         for level in levels:

@@ -158,7 +158,7 @@ class Race:
     def __init__(self, rows: pd.DataFrame, *, near: bool = True) -> None:
         self.rows = rows
         self.kinds: dict[str, str] = dict(zip(rows["side"], rows["kind"], strict=True))
-        timed = rows[rows["failure"] == ""]
+        timed = rows.assign(between_cores=rows.get("between_cores", np.nan))[rows["failure"] == ""]
         latencies = timed.pivot_table(index="turn", columns="side", values="latency_s", dropna=False)
         speeds = timed.groupby("turn")["between_cores"].min().reindex(latencies.index)
         are_near = cores.are_near(speeds, timed["between_cores"].max())
