@@ -5,8 +5,9 @@
 
 Each level of a model is a command of its own that begins with an empty memory: `--trials 0`, and n measurements a
 subgraph on average, as the tuner spends them, for the others. The last one, `full`, tunes for so many minutes. Then
-all libraries of a model have turns in a shuffled order, a process each, the others stopped (`versus.py`). A command that
-was interrupted goes on where it stood. Nothing else may run on the machine, and no base model may have seen the models.
+all libraries of a model have turns in a shuffled order, a process each, the others stopped (`versus.py`). A command
+that was interrupted goes on where it stood. Nothing else may run on the machine, and no base model may have seen the
+models.
 """
 
 import argparse
