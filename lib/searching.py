@@ -50,7 +50,7 @@ class Searched:
     workload: str  # JSON
     share: float = 1.0  # of an inference's time, estimated before anything is measured
     regrets: Sequence[float] = ()  # of models of its family on unseen subgraphs; see `cost_model.unseen_regrets`
-    spares_untuned: bool = False  # where a model chooses: its untuned program is known to be hopeless
+    spares_untuned: bool = False  # its untuned program is hopeless beside what a model chooses of our spaces
 
 
 class Known:
@@ -199,8 +199,8 @@ class Searcher:
             if model is None:
                 taken = {last.program_hash, *(proposal.program_hash for proposal in found)}
                 found = [*found, *self._sample(space, row, row.num_trials - 1 - len(found), taken)]
-            is_spared = model is not None and found and self._subgraphs[row.subgraph_id].spares_untuned
-            return found if is_spared else [*found, last]
+            is_chosen = model is not None and space.own and found
+            return found if is_chosen and self._subgraphs[row.subgraph_id].spares_untuned else [*found, last]
         parents = [Measured(program.trace, program.latency_s) for program in past.fastest]
         if row.kind == history.REFIT:
             return evolution.packed(
