@@ -27,7 +27,7 @@ from lib.contracts.errors import ConfigError, TunerError
 from lib.contracts.files import FORETOLD, RECALLED, RoundFiles
 from lib.contracts.tables import Provenance, made_from
 from lib.graph.algorithms import AS_IT_IS, PRECISIONS
-from lib.measure import factory
+from lib.measure import factory, launcher
 from lib.options import Options, Table, options
 from lib.report import console
 from lib.report.nights import Outcome
@@ -609,6 +609,11 @@ class TuningTask(TunerTask):
         self.set_progress_percentage(standing.percentage)
         return standing
 
+    def prepare(self) -> None:
+        """What measures is made ready while the model is read."""
+        if self.given.measured_on.can_compile:
+            launcher.prepare()
+
     def next_round(self) -> Iterator[luigi.Task]:
         for stage in (GenerateCandidates, MeasureCandidates, TrainFamilyModels):
             yield self.clone(stage, round=self._finished)
@@ -674,6 +679,7 @@ class TuneModel(TuningTask):
             return
         self._started = True
         _ = (self.given.run_files, self.clone(CompileModel).config)  # settings that cannot work end it here
+        self.prepare()
         yield self.recalled
         while not (standing := self.look()).ended:  # goes round where another process did what it asks for
             yield from self.next_round()
@@ -753,6 +759,7 @@ class TuneRange(TuningTask):
         self._started = True
         _ = (self.given.run_files, self.clone(CompileRange).config)
         factory.require_pool(self.given.runner)
+        self.prepare()
         yield self.recalled
         while not (standing := self.look()).ended:
             yield from self.next_round()
@@ -847,6 +854,7 @@ class TuneModels(TuningTask):
         self._started = True
         _ = (self.given.run_files, self.clone(CompileModel).config)
         factory.require_pool(self.given.runner)
+        self.prepare()
         yield self.recalled
         while not (standing := self.look()).ended:
             so_far = history.load(self.past)

@@ -27,6 +27,7 @@ from lib.tuning import history
 from lib.tuning.base import BaseModels
 from lib.tuning.cost_model import FamilyModel, looks
 from lib.tuning.history import History
+from lib.tuning.hopeless import is_hopeless
 from lib.tuning.members import guess_s, join
 from lib.tuning.planning import PlanRow
 
@@ -49,6 +50,7 @@ class Searched:
     workload: str  # JSON
     share: float = 1.0  # of an inference's time, estimated before anything is measured
     regrets: Sequence[float] = ()  # of models of its family on unseen subgraphs; see `cost_model.unseen_regrets`
+    spares_untuned: bool = False  # its untuned program is hopeless beside what a model chooses of our spaces
 
 
 class Known:
@@ -76,7 +78,8 @@ class Known:
         learned = _regrets(past)
         self.subgraphs = [
             Searched(row["subgraph_id"], row["family_id"], row["workload"], time / (sum(times) or 1.0),
-                     base.regrets if (base := bases.of(row["core_operator"])) else learned.get(row["family_id"], ()))
+                     base.regrets if (base := bases.of(row["core_operator"])) else learned.get(row["family_id"], ()),
+                     base is not None and is_hopeless(row["flop"]))
             for row, time in zip(rows, times, strict=True)
         ]  # fmt: skip
         self._history, self._models, self._donors = so_far, _models(past), _donors(past, so_far)
@@ -196,7 +199,8 @@ class Searcher:
             if model is None:
                 taken = {last.program_hash, *(proposal.program_hash for proposal in found)}
                 found = [*found, *self._sample(space, row, row.num_trials - 1 - len(found), taken)]
-            return [*found, last]
+            is_chosen = model is not None and space.own and found
+            return found if is_chosen and self._subgraphs[row.subgraph_id].spares_untuned else [*found, last]
         parents = [Measured(program.trace, program.latency_s) for program in past.fastest]
         if row.kind == history.REFIT:
             return evolution.packed(

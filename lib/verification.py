@@ -57,11 +57,17 @@ class Estimate:
     """What an untuned inference should take, from its subgraphs."""
 
     seconds: float
-    is_complete: bool = True  # else some untuned subgraph failed or took too long: it is a lower bound
+    is_complete: bool = True  # else some untuned subgraph failed or took too long
+    beyond_s: float = 0.0  # about how much longer it takes, by subgraphs that were not timed since they are hopeless
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether it takes longer than these seconds."""
+        return not self.is_complete or self.beyond_s > 0
 
     def at_most(self, seconds: float) -> bool:
-        """Whether it is known to take no longer."""
-        return self.is_complete and self.seconds <= seconds
+        """Whether it is foretold to take no longer."""
+        return self.is_complete and self.seconds + self.beyond_s <= seconds
 
 
 class Built:
@@ -173,7 +179,7 @@ def verify(
     np.savez(built.agreed, *agreed.expected)
     if not runs_untuned:
         latencies["untuned"] = [untuned.seconds] if untuned.seconds else []  # nothing of it is known
-    is_lower_bound = not (runs_untuned or untuned.is_complete) or not is_timed
+    is_lower_bound = (untuned.is_lower_bound and not runs_untuned) or not is_timed
     is_faster = is_lower_bound or median(latencies["tuned"]) < median(latencies["untuned"])
     shipped = "tuned" if is_faster else "untuned"
     if error_before is not None:

@@ -21,6 +21,7 @@ from lib.contracts.errors import TunerError
 from lib.measure.runner import Pool
 from lib.tir.traces import EMPTY_TRACE
 from lib.tuning.history import Foretold, History, SubgraphHistory, TimedCandidate
+from lib.tuning.hopeless import is_hopeless
 from lib.verification import CompileConfig
 
 Say = Callable[[str], None]
@@ -121,7 +122,8 @@ def choose(
         return known
     if time.monotonic() >= until:
         return _once(untuned, finalists[0], past)
-    choice = _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool)
+    is_spared = past.untuned_s is None and is_hopeless(subgraph["flop"])
+    choice = _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool, is_spared=is_spared)
     if path and choice.tuned_s is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = {key: value for key, value in asdict(choice).items() if key != "trace"}
@@ -202,14 +204,17 @@ def _measured(
     untuned: Choice,
     config: CompileConfig,
     pool: Pool,
+    *,
+    is_spared: bool,
 ) -> Choice:
     """See `choose`; of the finalists the first `n_timed` are timed again.
 
     An untuned program that was ten times as slow as the best when it was measured is not timed again: a naive loop nest
     of a large convolution takes seconds a run, and its place is known. Nor is a single finalist then: it goes by what
-    it took while tuning, as those do that follow it if it computes something else.
+    it took while tuning, as those do that follow it if it computes something else. It is the same with one that is
+    spared, since it is known to be hopeless without a measurement.
     """
-    beaten = past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s
+    beaten = is_spared or (past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s)
     if beaten and n_timed == 1:
         latencies, base = [[program.latency_s] for program in finalists], list[float]()
     else:

@@ -32,6 +32,7 @@ from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts
 from lib.tuning import history
+from lib.tuning.hopeless import LEAST, guess_s, is_hopeless
 from lib.tuning.members import join
 from lib.verification import Built, CompileConfig, Estimate, Peer, emulated, peer_of, verify
 from lib.winners import Choice, choose_all, without_wrong
@@ -238,9 +239,20 @@ def estimate(subgraphs: Sequence[Mapping[str, Any]], choices: Sequence[Choice]) 
         subgraphs: Rows of SUBGRAPHS. One that is not tunable is a view, and takes no time.
         choices: In the same order.
     """
-    pairs = [(s["weight"], c.untuned_s) for s, c in zip(subgraphs, choices, strict=True) if s["tunable"]]
-    known = [weight * seconds for weight, seconds in pairs if seconds is not None]
-    return Estimate(float(sum(known)), len(known) == len(pairs))
+    known, missing, beyond_s = 0.0, 0, 0.0
+    for subgraph, choice in zip(subgraphs, choices, strict=True):
+        weight, flop = subgraph["weight"], subgraph["flop"]
+        if not subgraph["tunable"]:
+            continue
+        if choice.untuned_s is not None:
+            known += weight * choice.untuned_s
+        elif choice.tuned_s is not None and is_hopeless(flop):
+            least_s = weight * LEAST * choice.tuned_s
+            known += least_s
+            beyond_s += max(0.0, weight * guess_s(flop) - least_s)
+        else:
+            missing += 1
+    return Estimate(known, missing == 0, beyond_s)
 
 
 def _build(

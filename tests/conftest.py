@@ -28,15 +28,32 @@ _BY_THE_MINUTE = (
     "stages/test_pages", "test_against_onnxruntime", "test_pipeline_arm", "test_pipeline_devices",
     "test_pipeline_gpus", "test_pipeline_models", "test_pipeline_ranges", "test_wall",
 )  # fmt: skip
-_ORDER = {"tests": 0, "tests/stages": 1}  # of folders; the others follow
+# Those that take longest, half a minute and more: begun first, so that no worker has one left when the others are done.
+_LONGEST = (
+    "test_pipeline_devices", "test_pipeline_gpus", "cuda/test_all", "test_pipeline_arm", "test_pipeline_models",
+    "test_pipeline_ranges", "test_pipeline", "lib/measure/test_runners", "stages/test_compile",
+    "test_against_onnxruntime", "test_wall", "lib/search/spaces/test_attention", "lib/models/test_onnx_quantized",
+    "lib/search/spaces/test_contraction", "lib/models/test_zoo",
+)  # fmt: skip
+_ORDER = {"": len(_LONGEST), "stages": len(_LONGEST) + 1}  # of the other folders' files; the rest follows
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes minutes; and whole runs come first, so that no file is left for one worker at the end."""
+    """Mark what takes minutes; and order files for pytest-xdist, which hands them out so."""
     for item in items:
-        if str(item.path.relative_to(ROOT / "tests")).startswith(_BY_THE_MINUTE):
+        if _name(item).startswith(_BY_THE_MINUTE):
             item.add_marker("acceptance")
-    items.sort(key=lambda item: _ORDER.get(str(item.path.parent.relative_to(ROOT)), 2))
+    items.sort(key=_turn)
+
+
+def _name(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT / "tests").as_posix()
+
+
+def _turn(item: pytest.Item) -> int:
+    name = _name(item)
+    long = next((n for n, each in enumerate(_LONGEST) if name.startswith(each)), None)
+    return _ORDER.get(name.rpartition("/")[0], len(_LONGEST) + 2) if long is None else long
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,6 +66,11 @@ def start(
     raise AssertionError
 
 
+def prepare() -> None:
+    """Begin to load what workers need, beside whatever this process does: the first of them is there at once then."""
+    _server()
+
+
 class _Server:
     """The process `launch`, for one process: a fork of that has one of its own."""
 

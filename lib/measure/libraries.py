@@ -55,10 +55,7 @@ class Libraries:
         return Inferred(latency_s)
 
     def time(self, request: TimeLibrary) -> Inferred:
-        """Median latency of an inference, over about `seconds` after as long a warm-up, or over one inference.
-
-        Another model may have run before: the warm-up brings the weights and the threads back.
-        """
+        """See `TimeLibrary`; one that takes longer than that is run once."""
         machine = self._loaded[request.name]
 
         def evaluate(number: int, repeat: int) -> list[float]:
@@ -70,7 +67,7 @@ class Libraries:
             return Inferred(once)
         number = math.ceil(0.005 / once)  # of inferences timed as one: single short ones drown in the clock
         repeat = math.ceil(request.seconds / (number * once))
-        evaluate(number, repeat)
+        evaluate(number, math.ceil(request.WARM_UP * repeat))
         return Inferred(statistics.median(evaluate(number, repeat)))
 
 

@@ -38,15 +38,21 @@ class OnnxFiles:
         return Inferred(latency_s)
 
     def time(self, request: TimeLibrary) -> Inferred:
-        """See `TimeLibrary`; after a warm-up of as long."""
-        for _ in range(2):
-            latencies: list[float] = []
-            end = time.perf_counter() + request.seconds
-            while not latencies or time.perf_counter() < end:
-                started = time.perf_counter()
-                self._loaded[request.name]()
-                latencies.append(time.perf_counter() - started)
-        return Inferred(median(latencies))
+        """See `TimeLibrary`."""
+        run = self._loaded[request.name]
+        _latencies(run, request.WARM_UP * request.seconds)
+        return Inferred(median(_latencies(run, request.seconds)))
+
+
+def _latencies(run: Run, seconds: float) -> list[float]:
+    """Of inferences for about so long, of one at the least."""
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while not found or time.perf_counter() < end:
+        started = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - started)
+    return found
 
 
 def _load(file: Path, arrays: Sequence[np.ndarray], threads: int, as_written: bool) -> tuple[Run, str, bool]:

@@ -16,6 +16,7 @@ Evaluate = Callable[[int, int], list[float]]  # from runs in a repeat, and repea
 _LOOK_S = 0.002  # a candidate is not called slow on less than this
 _MEMORY = 96 << 20  # bytes: three times the last-level cache of most machines
 COLD = ("float32", "bfloat16", "int8")  # element types of weights that can be read from memory
+_DRAWN = (1 << 18) + 1031  # elements, which then repeat; odd, so that weights that follow each other differ
 _ALIGNED = 1024  # elements: where tensors begin in it
 
 
@@ -78,7 +79,8 @@ class ColdMemory:
     def __init__(self, dtype: str = "float32") -> None:
         """Of elements of one type, see `COLD`."""
         self._dtype = dtype
-        elements = random_values((_MEMORY // 4 + _ALIGNED,), "float32", 0, seed=0)
+        # Which values is no matter, as long as they are small: drawing all of them anew takes half a second.
+        elements = np.resize(random_values((_DRAWN,), "float32", 0, seed=0), _MEMORY // 4 + _ALIGNED)
         if dtype == "bfloat16":  # which DLPack in NumPy does not know; the upper half of a float is one
             elements = np.tile(elements.view(np.uint16)[1::2], 2)
         elif dtype == "int8":

@@ -168,7 +168,7 @@ class Kernels:
             return []
         dtype = params[weights[0]].dtype
         if dtype not in self._memory:
-            self._memory[dtype] = ColdMemory(dtype)  # which takes a third of a second
+            self._memory[dtype] = ColdMemory(dtype)
         lists = []
         for copies in self._memory[dtype].copies([params[n].shape for n in weights]):
             lists.append(arguments.copy())

@@ -103,10 +103,13 @@ def model_lines(run: RunRows) -> str:
         if name == "untuned" and facts["untuned_estimated"]:
             how = "estimated from its subgraphs"
         if name == "untuned" and facts["untuned_is_lower_bound"]:
-            how = "at least: estimated from those of its subgraphs that could be timed"
+            how = "at least: estimated from those of its subgraphs that were timed"
         lines.append(f"model {name:8s} {median(found) * 1e3:10.2f} ms  ({how})")
     how = "" if facts["untuned_estimated"] else ", timed in turn in one process"
-    ratio = f"{run.untuned_s / median(facts['latencies_s']['tuned']):.1f}x{how}" if run.untuned_s else "not known"
+    least = "at least " if facts["untuned_is_lower_bound"] else ""
+    ratio = (
+        f"{least}{run.untuned_s / median(facts['latencies_s']['tuned']):.1f}x{how}" if run.untuned_s else "not known"
+    )
     lines.append(f"speed-up {ratio}; shipped: {facts['shipped']}")
     lines += [run.never_ran] if run.never_ran else []
     if new := facts["latencies_s"].get("new"):

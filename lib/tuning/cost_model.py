@@ -9,6 +9,7 @@ section 4): a base model's trees come first then, and those for a run's own samp
 XGBoost is imported where it is used: with SciPy and pandas that takes a second, which no other command need wait for.
 """
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from lib.machine import host
 
 if TYPE_CHECKING:
     import xgboost as xgb
+
+# XGBoost's threads wait for each other asleep: spinning, they take ten times as long where something else runs, say the
+# process that loads TVM for workers. OpenMP reads it when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _SLOWEST = 2.0  # logarithm: programs that are slower, as those that failed, count as e**2 times as slow as the best
 LOOKS = 10  # programs of a first look whose regrets are told

@@ -28,12 +28,13 @@ def product(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(gpus, product, tmp_path_factory):
+    """With a population of which stock's search finds enough valid programs to begin with: of 16 it often does not."""
     folder = tmp_path_factory.mktemp("measured")
     few = (
         "--trials-per-subgraph",
         3,
         "--population",
-        16,
+        32,
         "--candidates",
         4,
         "--extent",

@@ -22,6 +22,7 @@ _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\)|alignas\(\d+\))? ?
 _STATIC = re.compile(r"__shared__ (?:__align__\(\d+\)|alignas\(\d+\))? ?([\w:]+) (\w+)\[(\d+)\];")
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+(?:, \d+)?\) )?(\w+)\([^)]*\) \{')
 _PTX = re.compile(r'\b(?:asm|__asm__) (?:volatile|__volatile__) ?\(\s*"([^"]*)"[^;]*;')
+_LEFT = re.compile(r"__shared__|\basm\b\s*(?:volatile)?\s*\(")
 # Copies that TVM writes as plain loads and stores are done at once: there is nothing to wait for.
 _NOTHING = re.compile(r"cp\.async\.(commit_group|wait_group \d+);")
 
@@ -50,8 +51,10 @@ def translated(source: str) -> str:
 
     source = _DYNAMIC.sub(r"\1* \2 = static_cast<\1*>(standin::dynamic_shared());", source)
     source = _PTX.sub(without_ptx, _STATIC.sub(declared, source))
-    if left := re.search(r".*(?:__shared__|\basm\b\s*(?:volatile)?\s*\().*", re.sub(r"(?m)^\s*(#|//).*", "", source)):
-        raise Unknown(f"the stand-in GPU cannot read {left[0].strip()!r}")
+    code = re.sub(r"(?m)^\s*(#|//).*", "", source)
+    if left := _LEFT.search(code):
+        line = code[code.rfind("\n", 0, left.start()) + 1 :].partition("\n")[0]
+        raise Unknown(f"the stand-in GPU cannot read {line.strip()!r}")
     entries = [
         f'extern "C" void {name}__entry(void** arguments) {{ standin::call({name}, arguments); }}'
         for name in _KERNEL.findall(source)

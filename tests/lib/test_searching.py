@@ -22,8 +22,8 @@ class LikesTasks:
         return features[:, nest.NAMES.index("tasks")]
 
 
-def searcher(cpu, so_far=None, models=None, donors=None, share=0.5, regrets=REGRETS):
-    subgraphs = [Searched(key, "matmul", tvm.ir.save_json(module), share, regrets)
+def searcher(cpu, so_far=None, models=None, donors=None, share=0.5, regrets=REGRETS, spares_untuned=False):
+    subgraphs = [Searched(key, "matmul", tvm.ir.save_json(module), share, regrets, spares_untuned)
                  for key, module in (("a", PRODUCT), ("b", OTHER))]  # fmt: skip
     return Searcher(subgraphs, so_far or History(), models or {}, cpu.tvm(), QUICK, 1, donors)
 
@@ -54,6 +54,14 @@ def test_with_a_model_a_first_look_is_as_short_as_its_errors_allow(cpu):
         assert found[-1].origin == "untuned"
 
     assert looks == {0.02: 1, 0.18: 2, 1.0: 4}  # 0.04 may be lost, and these are two subgraphs
+
+
+def test_a_hopeless_untuned_program_is_spared_where_a_model_chooses(cpu):
+    foretold, random = (searcher(cpu, models=models, spares_untuned=True).propose(warm_up())
+                        for models in ({"matmul": LikesTasks()}, {}))  # fmt: skip
+
+    assert {p.origin for p in foretold} == {"evolved"}
+    assert random[-1].origin == "untuned"
 
 
 def test_the_first_look_takes_what_the_model_likes_best(cpu):

@@ -16,7 +16,7 @@ QUICK = CompileConfig(finalists=2, repeats=1, timeout_s=60)
 WORKLOAD = matmul(32, 32, 32)
 SUBGRAPH = {
     "subgraph_id": "s", "family_id": "matmul", "workload": tvm.ir.save_json(WORKLOAD), "tunable": True, "note": "",
-    "weight": 1,
+    "weight": 1, "flop": 1e6,
 }  # fmt: skip
 
 
@@ -65,6 +65,15 @@ def test_the_untuned_program_is_timed_again_if_it_was_not_far_behind(untuned_s, 
 
     assert pool.baselines == [baseline]
     assert choice.untuned_s == (1.0 if baseline else untuned_s)
+
+
+def test_an_untuned_program_that_was_spared_is_not_timed_for_the_finalists_either():
+    pool = FakePool([0.2, 0.3])
+
+    choice = winners.choose({**SUBGRAPH, "flop": 1e9}, past(None), QUICK, pool)
+
+    assert pool.baselines == [None]
+    assert (choice.candidate_id, choice.tuned_s, choice.untuned_s) == ("a", 0.2, None)
 
 
 @pytest.mark.parametrize(("names", "share"), [(("a",), 1.0), (("a", "b"), 0.01)])

@@ -22,6 +22,7 @@ from lib.measure.onnx_peer import OnnxFile
 from lib.models.source import Source
 from lib.tir import cpu_check
 from lib.tir.numerics import random_values, relative_error
+from lib.winners import Choice
 from stages import cluster, compile, extract, generate, measure, train
 from stages.compile import CompileConfig
 from tests.lib.models.test_onnx_import import block
@@ -80,6 +81,23 @@ def test_what_is_shipped_stays_unless_a_new_library_is_faster(started, cpu, pool
     assert (again["shipped"], kept, kept_results) == ("previous", tuned, results)
     assert median(again["latencies_s"]["tuned"]) <= median(again["latencies_s"]["new"])
     assert again["files"] == first["files"]
+
+
+def test_an_untuned_model_takes_longer_than_what_was_timed_of_it_where_hopeless_programs_were_spared():
+    timed, heavy, view, failed = (
+        Choice(name, "f", None, untuned_s, tuned_s, None, "")
+        for name, untuned_s, tuned_s in (("t", 0.1, 0.01), ("h", None, 0.01), ("v", None, None), ("u", None, 0.02))
+    )
+    flops = {"t": 1e6, "h": 8e8, "v": 0.0, "u": 1e6}
+    rows = [{"weight": 2, "flop": flops[name], "tunable": name != "v"} for name in "thvu"]
+
+    [whole, spared, unknown] = (compile.estimate(rows[:n], [timed, heavy, view, failed][:n]) for n in (1, 3, 4))
+
+    assert (whole.seconds, whole.is_lower_bound) == (0.2, False)
+    assert spared.seconds == pytest.approx(0.2 + 2 * 0.03)  # several times as slow as the tuned one
+    assert spared.is_lower_bound
+    assert (spared.at_most(1.0), spared.at_most(1.5)) == (False, True)  # of 1.6e9 FLOP an untuned program takes 1 s
+    assert (unknown.is_lower_bound, unknown.at_most(99.0)) == (True, False)
 
 
 @pytest.mark.acceptance

@@ -1,14 +1,18 @@
+from pathlib import Path
 from statistics import median
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from lib.contracts import tables
 from lib.contracts.errors import ContractError, MissingInput
 from lib.contracts.files import RunFiles
-from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, PLAN, SUBGRAPHS, TRAINING
+from lib.contracts.schemas import CANDIDATES, FAMILIES, MEASUREMENTS, PLAN, SUBGRAPHS, TRAINING
 from lib.search.evolution import Proposal
-from lib.searching import Searcher
+from lib.searching import Known, Searcher
+from lib.tuning.base import Base
+from lib.tuning.history import History
 from lib.tuning.planning import PlanRow
 from stages import generate, measure, train
 from tests.stages.conftest import PLAN as PLAN_CONFIG
@@ -37,6 +41,23 @@ def test_the_warm_up_looks_at_every_subgraph_and_at_its_untuned_program(started)
     assert [row["subgraph_id"] for row in rows if row["origin"] == "untuned"] == subgraphs
     assert len({row["candidate_id"] for row in rows}) == len(rows)
     assert all(row["score"] is None for row in rows)
+
+
+def test_untuned_programs_are_spared_of_subgraphs_with_much_arithmetic_and_a_base_model(started):
+    described, families = tables.read(started.model.subgraphs, SUBGRAPHS), tables.read(started.families, FAMILIES)
+    rows = described.to_pylist()
+    heavy = {row["subgraph_id"] for row in rows if row["core_operator"] in ("conv2d", "softmax")}
+    for row in rows:
+        row["flop"] = 1e9 if row["subgraph_id"] in heavy else 1e7
+
+    class Bases:
+        def of(self, operator):
+            return None if operator == "softmax" else Base(operator, Path(), (0.1,))
+
+    known = Known(pa.Table.from_pylist(rows, schema=SUBGRAPHS), families, [], History(), Bases())
+
+    spared = {each.subgraph_id for each in known.subgraphs if each.spares_untuned}
+    assert spared == {row["subgraph_id"] for row in rows if row["core_operator"] == "conv2d"} != set()
 
 
 def test_a_later_round_takes_the_bottleneck_with_its_familys_model(started, second_round):

@@ -66,6 +66,18 @@ def test_processes_begin_without_loading_tvm_again(tmp_path):
     assert time.monotonic() - before < 1
 
 
+@pytest.mark.usefixtures("fresh_launcher")
+def test_what_is_made_ready_is_what_the_first_process_is_forked_from(tmp_path):
+    launcher.prepare()
+    [prepared] = [running._process for running in launcher._running]
+    launcher.prepare()
+
+    told = Launched(tmp_path, "tell")
+
+    assert told.said()
+    assert server() is prepared
+
+
 def test_what_a_process_dies_of_is_its_exit_code_and_printed(tmp_path):
     failed = Launched(tmp_path, "fail")
 
