@@ -2,11 +2,11 @@
 once.
 
 Programs that read the same weights are to pack them alike (`lib.tuning.agreement`); the manifest says what that costs.
-Each library is verified as one of a single shape is, and the bundle with lengths between them, padded.
+Each library is verified as one of a single shape is, and the bundle with lengths between them, padded. A shape that is
+no faster than a larger one is left out: what it was for is padded to that one.
 """
 
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib import building, bundle, deploy, probing, sharing
+from lib import building, bundle, deploy, probing, sharing, worth
 from lib.contracts import arrays, digests, manifest, settings, tables
 from lib.contracts.clock import Clock
 from lib.contracts.errors import CompilationError, VerificationError
@@ -40,9 +40,9 @@ from lib.runtime.family_tuner_runtime.ranges import cut
 from lib.tir.numerics import relative_error
 from lib.tuning import agreement, history, planning
 from lib.tuning.history import History
-from lib.tuning.members import join, joint_members
+from lib.tuning.members import groups_of, join, joint_members
 from lib.verification import Built, CompileConfig, Estimate, Peer, verify
-from lib.winners import Choice, choose_all
+from lib.winners import Choice, choose_all, without_wrong
 
 Say = Callable[[str], None]
 _UNKNOWN = Estimate(0.0, is_complete=False)  # of the untuned model, which is not run in each shape
@@ -55,6 +55,7 @@ class Shape:
 
     files: ModelFiles
     extents: Mapping[str, int]
+    is_measured: bool = True  # else its programs were adapted from those of other shapes
 
     @property
     def name(self) -> str:
@@ -98,9 +99,7 @@ def run(
     so_far, probed = history.load(past), manifest.read(joint.probed)
     with clock.spent("finalists"):
         agreed = _agreed(joint, families, so_far)
-        # All are checked, whatever that takes: a wrong one would cost the bundle, not a library that gives way.
-        thorough = replace(config, finalists_share=math.inf)
-        choices = choose_all(subgraphs, agreed, thorough, pool, say, RunFiles(past[0].run).finalists)
+        choices: Sequence[Choice] = choose_all(subgraphs, agreed, config, pool, say, RunFiles(past[0].run).finalists)
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
         made = CompiledFiles(Path(work) / "bundle")
@@ -109,12 +108,25 @@ def run(
             with clock.spent("build"):
                 say(f"compiling the model in {len(shapes)} shapes")
                 built = [_built(shape, Path(work), precision) for shape in shapes]
-                _build_all([_order(*each, choices) for each in zip(shapes, built, strict=True)], target, config)
+                orders = [_order(*each, choices) for each in zip(shapes, built, strict=True)]
+                failed = building.build_all(
+                    orders, target, memory_share=config.memory_share, timeout_s=config.build_timeout_s
+                )
             with clock.spent("verify"):
                 found = []
                 for shape, each in zip(shapes, built, strict=True):
                     say(f"checking {probing.told(shape.extents)}")
-                    found.append(_verified(shape, each, config, pool, Peer(onnx, session), target))
+                    peer = Peer(onnx if shape.is_measured else replace(onnx, is_timed=False), session)
+                    right = _Right(shape, each, subgraphs, so_far, config, pool, target)
+                    facts, choices = right.verified(choices, peer, failed.get(each.tuned, ""))
+                    found.append(facts)
+                say("looking whether a larger shape is faster")
+                left_out = worth.slower([(shape.extents, each, facts["latencies_s"]["tuned"])
+                                         for shape, each, facts in zip(shapes, built, found, strict=True)],
+                                        pool, config.timeout_s)  # fmt: skip
+                whole = list(zip(shapes, built, found, strict=True))
+                shapes, built, found = (list(part) for part in zip(
+                    *(each for n, each in enumerate(whole) if n not in left_out), strict=True))  # fmt: skip
                 together = sharing.write(made.params, [each.packed for each in built])
                 for shape, each in zip(shapes, built, strict=True):
                     shutil.copyfile(each.delivered, made.library_of(shape.name))
@@ -127,6 +139,7 @@ def run(
                     "max_error": max(each["max_error"] for each in found),
                     "tolerance": max(each["tolerance"] for each in found),
                     "agreement": _cost(shapes, so_far, agreed),
+                    "left_out": [{"extents": dict(whole[n][0].extents), **why} for n, why in left_out.items()],
                     "settings": settings.digest(settings.deciding(config)),
                     "session": provenance.session,
                     "n_rounds": so_far.n_rounds,
@@ -149,16 +162,12 @@ def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
 
 def _agreed(joint: ModelFiles, families: Path, so_far: History) -> History:
     """What was measured, as if of each subgraph only the programs had been that pack weights as its group does."""
+    shared = tables.read(joint.shared, SHARED)
     members = joint_members(
         tables.read(joint.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES), tables.read(joint.models, MODELS),
-        so_far, tables.read(joint.shared, SHARED),
+        so_far, shared,
     )  # fmt: skip
-    wanted = agreement.chosen(planning.sharing(members), so_far, is_final=True)
-    found = {
-        subgraph_id: agreement.restricted(past, wanted[subgraph_id]) if subgraph_id in wanted else past
-        for subgraph_id, past in so_far.subgraphs.items()
-    }
-    return replace(so_far, subgraphs=found)
+    return agreement.agreed(planning.sharing(members), groups_of(shared), so_far)[1]
 
 
 def _built(shape: Shape, work: Path, precision: str) -> Built:
@@ -184,31 +193,76 @@ def _order(shape: Shape, built: Built, choices: Sequence[Choice]) -> BuildModel:
     return BuildModel(built.module, built.tuned, chosen, pack=True)
 
 
-def _build_all(orders: Sequence[BuildModel], target: AnyTarget, config: CompileConfig) -> None:
-    """Raises: CompilationError: One could not be built within its limits."""
-    failed = building.build_all(orders, target, memory_share=config.memory_share, timeout_s=config.build_timeout_s)
-    for library, reason in failed.items():
-        raise CompilationError(
-            f"The model could not be compiled for {library.parent.name}: {reason}. Nothing was shipped; the "
-            "measurements are kept. [compile] build_timeout_s and memory_share limit the time and the memory of that."
+class _Right:
+    """One shape's library, brought to compute what it should: what nobody checked gives way where it is wrong."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        built: Built,
+        subgraphs: Sequence[Mapping[str, Any]],
+        so_far: History,
+        config: CompileConfig,
+        pool: Pool,
+        target: AnyTarget,
+    ) -> None:
+        own = set(tables.read(shape.files.subgraphs, SUBGRAPHS)["subgraph_id"].to_pylist())
+        self._shape, self._built, self._so_far = shape, built, so_far
+        self._own = [row for row in subgraphs if row["subgraph_id"] in own]
+        self._config, self._pool, self._target = config, pool, target
+
+    def verified(
+        self, choices: Sequence[Choice], peer: Peer, failure: str = ""
+    ) -> tuple[dict[str, Any], Sequence[Choice]]:
+        """Facts of it (see `verification.verify`; the untuned model is not run beside it), and the choices of all
+        subgraphs with which they hold.
+
+        Args:
+            failure: Why it could not be built, if so.
+
+        Raises:
+            CompilationError, VerificationError: It does not work with checked programs either.
+        """
+        try:
+            self._require_built(failure)
+            return self._verify(peer), choices
+        except (CompilationError, VerificationError):
+            of = {choice.subgraph_id: choice for choice in choices}
+            before = [of[row["subgraph_id"]] for row in self._own]
+            right = without_wrong(before, self._own, self._so_far, self._config, self._pool)
+            if [each.trace for each in right] == [each.trace for each in before]:
+                raise
+        of |= {choice.subgraph_id: choice for choice in right}
+        choices = [of[choice.subgraph_id] for choice in choices]
+        self._build(_order(self._shape, self._built, choices))
+        return self._verify(peer), choices
+
+    def _verify(self, peer: Peer) -> dict[str, Any]:
+        def check(library: Path) -> None:
+            if not library.exists():
+                module = self._built.module if library == self._built.rounded else self._built.reference
+                self._build(BuildModel(module, library, in_plain_loops=True))
+
+        peer.infer(self._built.inputs, self._built.folder / "outputs-onnx.npz")
+        try:
+            return verify(self._built, _UNKNOWN, self._config, self._pool, peer, None, check)
+        except VerificationError as error:
+            raise VerificationError(f"With {probing.told(self._shape.extents)}: {error}") from error
+
+    def _build(self, order: BuildModel) -> None:
+        limits = self._config
+        failed = building.build_all(
+            [order], self._target, memory_share=limits.memory_share, timeout_s=limits.build_timeout_s
         )
+        self._require_built(failed.get(order.library, ""))
 
-
-def _verified(
-    shape: Shape, built: Built, config: CompileConfig, pool: Pool, peer: Peer, target: AnyTarget
-) -> dict[str, Any]:
-    """Facts of one shape: see `verification.verify`. The untuned model is not run beside it."""
-
-    def check(library: Path) -> None:
-        if not library.exists():
-            module = built.module if library == built.rounded else built.reference
-            _build_all([BuildModel(module, library, in_plain_loops=True)], target, config)
-
-    peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
-    try:
-        return verify(built, _UNKNOWN, config, pool, peer, None, check)
-    except VerificationError as error:
-        raise VerificationError(f"With {probing.told(shape.extents)}: {error}") from error
+    def _require_built(self, failure: str) -> None:
+        if failure:
+            raise CompilationError(
+                f"The model could not be compiled for {self._shape.name}: {failure}. Nothing was shipped; the "
+                "measurements are kept. [compile] build_timeout_s and memory_share limit the time and the memory of "
+                "that."
+            )
 
 
 def _padded(
@@ -299,7 +353,8 @@ def _facts(
 
 
 def _cost(shapes: Sequence[Shape], so_far: History, agreed: History) -> list[dict[str, Any]]:
-    """By shape: its estimated latency with the programs that it would have alone, and with those that agree."""
+    """By shape: its estimated latency with the programs that it would have alone, and with those that agree; none for
+    shapes of which nothing was measured."""
     costs = []
     for shape in shapes:
         rows = tables.read(shape.files.subgraphs, SUBGRAPHS).select(["subgraph_id", "weight", "tunable"]).to_pylist()
@@ -311,8 +366,8 @@ def _cost(shapes: Sequence[Shape], so_far: History, agreed: History) -> list[dic
         known = [(n, alone.fastest[0].latency_s, own.fastest[0].latency_s) for n, alone, own in pairs if own.fastest]
         costs.append({
             "extents": dict(shape.extents),
-            "alone_s": sum(n * best for n, best, _ in known),
-            "agreed_s": sum(n * best for n, _, best in known),
+            "alone_s": sum(n * best for n, best, _ in known) if shape.is_measured else None,
+            "agreed_s": sum(n * best for n, _, best in known) if shape.is_measured else None,
         })  # fmt: skip
     return costs
 
