@@ -11,6 +11,7 @@ it.
 """
 
 import argparse
+import io
 import multiprocessing
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -238,6 +239,7 @@ def attempt_all(tasks: Sequence[ExtractSubgraphs]) -> list[str]:
 
 
 def _attempted(options: dict[str, Any]) -> str:
+    console.progress().stream = io.StringIO()  # who asked tells what is being done
     return attempt(ExtractSubgraphs(**options), status=None)
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -114,10 +114,7 @@ def run(
                 )
             with clock.spent("verify"):
                 say("checking all shapes")
-                peers = []
-                for shape, each in zip(shapes, built, strict=True):
-                    peers.append(Peer(onnx if shape.is_measured else replace(onnx, is_timed=False), session))
-                    peers[-1].infer(each.inputs, each.folder / "outputs-onnx.npz")
+                peers = [_peer(each, onnx, session) for each in built]
                 found = []
                 for shape, each, peer, facts in zip(
                     shapes, built, peers, checking.check_all(built, peers, target, config), strict=True
@@ -127,7 +124,8 @@ def run(
                         right = _Right(shape, each, subgraphs, agreed, config, pool, target)
                         facts, choices = right.verified(choices, peer, failed.get(each.tuned, ""))
                     say(f"timing {probing.told(shape.extents)}")
-                    timed = checking.latencies(each, peer if shape.is_measured else None, pool, config.timeout_s)
+                    beside = _peer(each, onnx, session) if shape.is_measured else None  # of these inputs again
+                    timed = checking.latencies(each, beside, pool, config.timeout_s)
                     found.append({**facts, "latencies_s": timed})
                 say("looking whether a larger shape is faster")
                 left_out = checking.slower([(shape.extents, each, facts["latencies_s"]["tuned"])
@@ -187,6 +185,13 @@ def _built(shape: Shape, work: Path, precision: str) -> Built:
         row.endswith("_int8") for row in tables.read(shape.files.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
     )
     return Built(folder, shape.files, interface, has_bytes or precision == IN_BF16, has_bytes)
+
+
+def _peer(built: Built, onnx: OnnxFile, session: OnnxPeer) -> Peer:
+    """The file, run on a shape's inputs, which its process keeps until it is run on others."""
+    peer = Peer(onnx, session)
+    peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
+    return peer
 
 
 def _order(shape: Shape, built: Built, choices: Sequence[Choice]) -> BuildModel:
