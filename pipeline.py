@@ -67,6 +67,7 @@ from stages import (
     train,
 )
 
+_MANY = 6  # models whose import is worth processes of their own, which take seconds to begin
 SESSION = uuid.uuid4().hex[:12]
 ARTIFACTS = Path(__file__).parent / "artifacts"  # unless `[tuner] artifacts` in the configuration moves them
 
@@ -230,11 +231,11 @@ def attempt(*tasks: StageTask, status: Callable[[str], None] | None) -> str:
 
 
 def attempt_all(tasks: Sequence[ExtractSubgraphs]) -> list[str]:
-    """`attempt` of each, in processes side by side, as many as there are cores."""
-    if not tasks:
-        return []
+    """`attempt` of each; of many, in processes side by side, as many as there are cores."""
+    if len(tasks) < _MANY:
+        return [attempt(task, status=None) for task in tasks]
     context = multiprocessing.get_context("spawn")  # a fork would take TVM's threads for its own
-    with ProcessPoolExecutor(min(len(tasks), host.physical_cores()), context) as executor:
+    with ProcessPoolExecutor(host.physical_cores(), context) as executor:
         return list(executor.map(_attempted, [task.param_kwargs for task in tasks]))
 
 

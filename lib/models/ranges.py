@@ -10,8 +10,9 @@ divide, and up to seven of padding are taken where the share is less: of a few r
 weights take to be read. With a histogram of lengths there are as many buckets, so placed that the least is computed
 over all of them.
 
-Only some buckets, the anchors, are tuned by measurements. They are spread evenly by the logarithms of their extents;
-the others take over what the anchors have (`stages.adapt`).
+Only some buckets, the anchors, are tuned by measurements. They are spread evenly by the square roots of their extents,
+between where inferences take their time and where programs change most; the others take over what the anchors have
+(`stages.adapt`).
 """
 
 import math
@@ -40,8 +41,8 @@ Histogram = Mapping[int, float]  # how often each extent is asked for
 class RangeConfig:
     """How many shapes a bundle of a range has."""
 
-    buckets: int = 36  # of a dimension, where they are chosen here; more only where else more than a quarter is padding
-    anchors: int = 6  # shapes that are tuned by measurements; the others take over what these have
+    buckets: int = 30  # of a dimension, where they are chosen here; more only where else more than a quarter is padding
+    anchors: int = 5  # shapes that are tuned by measurements; the others take over what these have
 
     def __post_init__(self) -> None:
         if min(self.buckets, self.anchors) < 1:
@@ -81,7 +82,7 @@ class Range:
         The largest is an anchor, then again and again what is farthest from all anchors: those before are farthest from
         one another, and so none is far from one.
         """
-        places = [[math.log2(extent) for extent in bucket.values()] for bucket in self.buckets]
+        places = [[math.sqrt(extent) for extent in bucket.values()] for bucket in self.buckets]
         anchors = [0]
         while len(anchors) < min(self.n_anchors, len(places)):
             anchors.append(max(range(len(places)), key=lambda n: min(math.dist(places[n], places[m]) for m in anchors)))
