@@ -67,6 +67,7 @@ from stages import (
     train,
 )
 
+_TIMES = 1.5  # trials of a range of shapes, to those of one
 _MANY = 6  # models whose import is worth processes of their own, which take seconds to begin
 SESSION = uuid.uuid4().hex[:12]
 ARTIFACTS = Path(__file__).parent / "artifacts"  # unless `[tuner] artifacts` in the configuration moves them
@@ -800,19 +801,26 @@ class TuneRange(TuningTask):
         while not (standing := self.look()).ended:
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
-        if self.given.range and not all(self.given.range.importances):
-            yield self.clone(ForetellCandidates, rounds=self._finished)
+        yield from self.foretelling()
         yield self.clone(CompileRange, rounds=self._finished)
         yield self.clone(ReportRange, rounds=self._finished)
 
+    def foretelling(self) -> Iterator[luigi.Task]:
+        """Programs for all that no round tried: other shapes, and what hardly takes time."""
+        so_far = history.load(self.past)
+        tunable = tables.read(*self.given.clustered)["subgraph_id"].to_pylist()
+        if not all(so_far.of(subgraph_id).was_tried for subgraph_id in tunable):
+            yield self.clone(ForetellCandidates, rounds=self._finished)
+
     def standing(self) -> Standing:
-        """Without a limit: twice the trials of the shape that has the most subgraphs."""
+        """Without a limit: so many times the trials of the shape that has the most subgraphs, that with the compilation
+        of all shapes it takes no more than twice its time."""
         so_far = history.load(self.past)
         found = self.members(so_far)
         most = max(
             len(row["subgraphs"]) for row in tables.read(self.given.tuned_files.models, schemas.MODELS).to_pylist()
         )
-        each = max(1, round(2 * self.trials_per_subgraph * most / max(1, len(found))))
+        each = max(1, round(_TIMES * self.trials_per_subgraph * most / max(1, len(found))))
         limits = self.limits.or_default(so_far, found, each)
         return budget.standing(
             self.past, found, limits, self.given.plan, foretells=False
