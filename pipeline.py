@@ -36,6 +36,7 @@ from lib.options import Options, Table, options
 from lib.report import console
 from lib.report.nights import Outcome
 from lib.scheduling import Choice, Float, Int, MeasuringTask, StageTask, Text, is_asked_for, section, tell_unread
+from lib.shapes import Shape
 from lib.tuning import budget, cost_model, history, planning, runs
 from lib.tuning.base import bases_of
 from lib.tuning.budget import TRIALS_PER_SUBGRAPH, Budget, Standing
@@ -748,7 +749,7 @@ class CompileRange(CompileModel):
         assert given.onnx_file is not None
         runs.record(given.shipped, given.identity)
         shapes = [
-            compile_range.Shape(files, extents, importance > 0)
+            Shape(files, extents, importance > 0)
             for files, extents, importance in zip(
                 given.files_of_shapes, given.range.buckets, given.range.importances, strict=True
             )

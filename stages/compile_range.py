@@ -6,60 +6,44 @@ Each library is verified as one of a single shape is, and the bundle with length
 no faster than a larger one is left out: what it was for is padded to that one.
 """
 
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import tvm
 
-from lib import building, bundle, checking, deploy, probing, sharing
+from lib import building, bundle, checking, probing, sharing
 from lib.contracts import arrays, digests, manifest, settings, tables
 from lib.contracts.clock import Clock
-from lib.contracts.errors import CompilationError, VerificationError
+from lib.contracts.errors import VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, MODELS, RESULTS, SHARED, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
-from lib.graph.algorithms import AS_IT_IS, IN_BF16
+from lib.graph.algorithms import AS_IT_IS
 from lib.machine.targets import AnyTarget
 from lib.measure import onnx_peer
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
-from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts
 from lib.runtime.family_tuner_runtime.ranges import cut
+from lib.shapes import Righted, Shape, built_of, order_of
 from lib.tir.numerics import relative_error
 from lib.tuning import agreement, history, planning
 from lib.tuning.history import History
 from lib.tuning.members import groups_of, join, joint_members
-from lib.verification import Built, CompileConfig, Estimate, Peer, verify
-from lib.winners import Choice, choose_all, without_wrong
+from lib.verification import Built, CompileConfig, Peer
+from lib.winners import Choice, choose_all
 
 Say = Callable[[str], None]
-_UNKNOWN = Estimate(0.0, is_complete=False)  # of the untuned model, which is not run in each shape
 _ONNX_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A model in one of its shapes."""
-
-    files: ModelFiles
-    extents: Mapping[str, int]
-    is_measured: bool = True  # else its programs were adapted from those of other shapes
-
-    @property
-    def name(self) -> str:
-        return "x".join(map(str, self.extents.values()))
 
 
 def run(
@@ -107,8 +91,8 @@ def run(
         with onnx_peer.opened(onnx, _ONNX_TIMEOUT_S) as session:
             with clock.spent("build"):
                 say(f"compiling the model in {len(shapes)} shapes")
-                built = [_built(shape, Path(work), precision) for shape in shapes]
-                orders = [_order(*each, choices) for each in zip(shapes, built, strict=True)]
+                built = [built_of(shape, Path(work), precision) for shape in shapes]
+                orders = [order_of(*each, choices) for each in zip(shapes, built, strict=True)]
                 failed = building.build_all(
                     orders, target, memory_share=config.memory_share, timeout_s=config.build_timeout_s
                 )
@@ -121,7 +105,7 @@ def run(
                 ):
                     if facts is None:
                         say(f"looking what is wrong with {probing.told(shape.extents)}")
-                        right = _Right(shape, each, subgraphs, agreed, config, pool, target)
+                        right = Righted(shape, each, subgraphs, agreed, config, pool, target)
                         facts, choices = right.verified(choices, peer, failed.get(each.tuned, ""))
                     say(f"timing {probing.told(shape.extents)}")
                     beside = _peer(each, onnx, session) if shape.is_measured else None  # of these inputs again
@@ -177,106 +161,11 @@ def _agreed(joint: ModelFiles, families: Path, so_far: History) -> History:
     return agreement.agreed(planning.sharing(members), groups_of(shared), so_far)[1]
 
 
-def _built(shape: Shape, work: Path, precision: str) -> Built:
-    folder = work / shape.name
-    folder.mkdir()
-    interface = deploy.interface(tvm.ir.load_json(shape.files.module.read_text()))
-    has_bytes = any(
-        row.endswith("_int8") for row in tables.read(shape.files.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
-    )
-    return Built(folder, shape.files, interface, has_bytes or precision == IN_BF16, has_bytes)
-
-
 def _peer(built: Built, onnx: OnnxFile, session: OnnxPeer) -> Peer:
     """The file, run on a shape's inputs, which its process keeps until it is run on others."""
     peer = Peer(onnx, session)
     peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
     return peer
-
-
-def _order(shape: Shape, built: Built, choices: Sequence[Choice]) -> BuildModel:
-    trace_of = {choice.subgraph_id: choice.trace for choice in choices}
-    traces = {
-        name: trace_of[row["subgraph_id"]]
-        for row in tables.read(shape.files.subgraphs, SUBGRAPHS).select(["subgraph_id", "functions"]).to_pylist()
-        if trace_of[row["subgraph_id"]]
-        for name in row["functions"]
-    }
-    chosen = built.folder / "traces.json"
-    chosen.write_text(json.dumps(traces))
-    return BuildModel(built.module, built.tuned, chosen, pack=True)
-
-
-class _Right:
-    """One shape's library, brought to compute what it should: what nobody checked gives way where it is wrong."""
-
-    def __init__(
-        self,
-        shape: Shape,
-        built: Built,
-        subgraphs: Sequence[Mapping[str, Any]],
-        so_far: History,
-        config: CompileConfig,
-        pool: Pool,
-        target: AnyTarget,
-    ) -> None:
-        own = set(tables.read(shape.files.subgraphs, SUBGRAPHS)["subgraph_id"].to_pylist())
-        self._shape, self._built, self._so_far = shape, built, so_far
-        self._own = [row for row in subgraphs if row["subgraph_id"] in own]
-        self._config, self._pool, self._target = config, pool, target
-
-    def verified(
-        self, choices: Sequence[Choice], peer: Peer, failure: str = ""
-    ) -> tuple[dict[str, Any], Sequence[Choice]]:
-        """Facts of it (see `verification.verify`; the untuned model is not run beside it), and the choices of all
-        subgraphs with which they hold.
-
-        Args:
-            failure: Why it could not be built, if so.
-
-        Raises:
-            CompilationError, VerificationError: It does not work with checked programs either.
-        """
-        try:
-            self._require_built(failure)
-            return self._verify(peer), choices
-        except (CompilationError, VerificationError):
-            of = {choice.subgraph_id: choice for choice in choices}
-            before = [of[row["subgraph_id"]] for row in self._own]
-            right = without_wrong(before, self._own, self._so_far, self._config, self._pool)
-            if [each.trace for each in right] == [each.trace for each in before]:
-                raise
-        of |= {choice.subgraph_id: choice for choice in right}
-        choices = [of[choice.subgraph_id] for choice in choices]
-        self._build(_order(self._shape, self._built, choices))
-        return self._verify(peer), choices
-
-    def _verify(self, peer: Peer) -> dict[str, Any]:
-        def check(library: Path) -> None:
-            if not library.exists():
-                module = self._built.module if library == self._built.rounded else self._built.reference
-                self._build(BuildModel(module, library, in_plain_loops=True))
-
-        peer.infer(self._built.inputs, self._built.folder / "outputs-onnx.npz")
-        try:
-            return verify(self._built, _UNKNOWN, self._config, self._pool, peer, None, check)
-        except VerificationError as error:
-            raise VerificationError(f"With {probing.told(self._shape.extents)}: {error}") from error
-
-    def _build(self, order: BuildModel) -> None:
-        limits = self._config
-        failed = building.build_all(
-            [order], self._target, memory_share=limits.memory_share, timeout_s=limits.build_timeout_s
-        )
-        self._require_built(failed.get(order.library, ""))
-
-    def _require_built(self, failure: str) -> None:
-        if failure:
-            raise CompilationError(
-                f"The model could not be compiled for {self._shape.name}: {failure}. Nothing was shipped; the "
-                "measurements are kept. [compile] build_timeout_s and memory_share limit the time and the memory of "
-                "that."
-            )
 
 
 def _padded(

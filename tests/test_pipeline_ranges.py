@@ -18,6 +18,7 @@ from lib.contracts.tables import Provenance
 from lib.measure.onnx_peer import OnnxFile
 from lib.report.text import milliseconds
 from lib.runtime.family_tuner_runtime import Model
+from lib.shapes import Shape
 from lib.verification import CompileConfig
 from stages import compile_range
 from tests import range_files
@@ -135,7 +136,7 @@ def test_a_program_that_was_taken_over_and_does_not_work_gives_way(tuned, files,
     tables.write(table, spoilt.foretold.candidates, CANDIDATES, Provenance("inputs", "session"))
     described = tables.read(joint.models, MODELS).to_pylist()
     shapes = [
-        compile_range.Shape(ModelFiles(joint.folder.parent / row["name"]),
+        Shape(ModelFiles(joint.folder.parent / row["name"]),
                             {"sequence": int(row["name"].rpartition("_")[2])}, row["importance"] > 0)
         for row in described
     ]  # fmt: skip
