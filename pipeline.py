@@ -11,8 +11,11 @@ it.
 """
 
 import argparse
+import io
+import multiprocessing
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,11 +30,13 @@ from lib.contracts.errors import ConfigError, TunerError
 from lib.contracts.files import FORETOLD, RECALLED, RoundFiles
 from lib.contracts.tables import Provenance, made_from
 from lib.graph.algorithms import AS_IT_IS, PRECISIONS
+from lib.machine import host
 from lib.measure import factory, launcher
 from lib.options import Options, Table, options
 from lib.report import console
 from lib.report.nights import Outcome
 from lib.scheduling import Choice, Float, Int, MeasuringTask, StageTask, Text, is_asked_for, section, tell_unread
+from lib.shapes import Shape
 from lib.tuning import budget, cost_model, history, planning, runs
 from lib.tuning.base import bases_of
 from lib.tuning.budget import TRIALS_PER_SUBGRAPH, Budget, Standing
@@ -42,6 +47,7 @@ from lib.tuning.memory import Memory
 from lib.tuning.planning import Member
 from lib.verification import CompileConfig
 from stages import (
+    adapt,
     cluster,
     compare,
     compile,
@@ -62,6 +68,8 @@ from stages import (
     train,
 )
 
+_TIMES = 1.5  # trials of a range of shapes, to those of one
+_MANY = 6  # models whose import is worth processes of their own, which take seconds to begin
 SESSION = uuid.uuid4().hex[:12]
 ARTIFACTS = Path(__file__).parent / "artifacts"  # unless `[tuner] artifacts` in the configuration moves them
 
@@ -167,19 +175,34 @@ class JoinSubgraphs(TunerTask, StageTask):
 
     def work(self) -> None:
         parts = []
+        if self.given.range:
+            self.import_shapes()
         for listed, task in zip(self.given.listed, self.extracted, strict=True):
             self.status(f"importing {listed.name}")
             error = task if isinstance(task, str) else attempt(task, status=self.set_status_message)
-            if error and self.given.range:
-                raise TunerError(error)
             table = None if error or isinstance(task, str) else task.path
             parts.append(join.Part(listed.name, listed.importance, table, error))
-            if self.given.range and len(parts) == 1:
-                self.probe()
         if self.given.range:
             self.status("looking which shapes read the same weights")
             share.run(self.given.files_of_shapes, provenance=self.provenance, out=self.given.tuned_files)
         join.run(parts, provenance=self.provenance, out=self.given.tuned_files)
+
+    def import_shapes(self) -> None:
+        """One, whose padding is looked at before the others cost anything, and then these side by side.
+
+        Raises:
+            TunerError: One of them cannot be imported, or padding would falsify the range.
+        """
+        tasks = [task for task in self.extracted if not isinstance(task, str)]
+        errors = [task for task in self.extracted if isinstance(task, str)]
+        errors += [attempt(task, status=self.set_status_message) for task in tasks[:1]]
+        if not any(errors):
+            self.probe()
+            left = [task for task in tasks[1:] if not task.complete()]
+            self.status(f"importing the model in {len(left)} other shapes")
+            errors += attempt_all(left)
+        if found := next(filter(None, errors), None):
+            raise TunerError(found)
 
     def probe(self) -> None:
         """Refuse a range that padding would falsify, before it costs anything."""
@@ -207,6 +230,20 @@ def attempt(*tasks: StageTask, status: Callable[[str], None] | None) -> str:
     except Exception as error:  # the others go on
         return console.in_words(error) or f"{type(error).__name__}: {error}"
     return ""
+
+
+def attempt_all(tasks: Sequence[ExtractSubgraphs]) -> list[str]:
+    """`attempt` of each; of many, in processes side by side, as many as there are cores."""
+    if len(tasks) < _MANY:
+        return [attempt(task, status=None) for task in tasks]
+    context = multiprocessing.get_context("spawn")  # a fork would take TVM's threads for its own
+    with ProcessPoolExecutor(host.physical_cores(), context) as executor:
+        return list(executor.map(_attempted, [task.param_kwargs for task in tasks]))
+
+
+def _attempted(options: dict[str, Any]) -> str:
+    console.progress().stream = io.StringIO()  # who asked tells what is being done
+    return attempt(ExtractSubgraphs(**options), status=None)
 
 
 class ClusterFamilies(TunerTask, StageTask):
@@ -306,6 +343,12 @@ class ForetellCandidates(RoundTask):
     def work(self) -> None:
         self.status("foretelling candidates")
         given = self.given
+        if given.range:
+            adapt.run(
+                given.tuned_files, given.clustered[0], self.past, given.compile_target, given.search,
+                given.base_models, seed=self.seed, provenance=self.provenance, out=self.files,
+            )  # fmt: skip
+            return
         foretell.run(
             given.subgraphs[0], given.clustered[0], self.past, given.compile_target, given.search,
             given.base_models, seed=self.seed, provenance=self.provenance, out=self.files,
@@ -712,8 +755,10 @@ class CompileRange(CompileModel):
         assert given.onnx_file is not None
         runs.record(given.shipped, given.identity)
         shapes = [
-            compile_range.Shape(files, extents)
-            for files, extents in zip(given.files_of_shapes, given.range.buckets, strict=True)
+            Shape(files, extents, importance > 0)
+            for files, extents, importance in zip(
+                given.files_of_shapes, given.range.buckets, given.range.importances, strict=True
+            )
         ]
         compile_range.run(
             shapes, given.tuned_files, given.clustered[0], self.past, given.compile_target, self.config, pool,
@@ -764,17 +809,26 @@ class TuneRange(TuningTask):
         while not (standing := self.look()).ended:
             yield from self.next_round()
         console.note(f"tuning ended: {standing.ended}")
+        yield from self.foretelling()
         yield self.clone(CompileRange, rounds=self._finished)
         yield self.clone(ReportRange, rounds=self._finished)
 
+    def foretelling(self) -> Iterator[luigi.Task]:
+        """Programs for all that no round tried: other shapes, and what hardly takes time."""
+        so_far = history.load(self.past)
+        tunable = tables.read(*self.given.clustered)["subgraph_id"].to_pylist()
+        if not all(so_far.of(subgraph_id).was_tried for subgraph_id in tunable):
+            yield self.clone(ForetellCandidates, rounds=self._finished)
+
     def standing(self) -> Standing:
-        """Without a limit: twice the trials of the shape that has the most subgraphs."""
+        """Without a limit: so many times the trials of the shape that has the most subgraphs, that with the compilation
+        of all shapes it takes no more than twice its time."""
         so_far = history.load(self.past)
         found = self.members(so_far)
         most = max(
             len(row["subgraphs"]) for row in tables.read(self.given.tuned_files.models, schemas.MODELS).to_pylist()
         )
-        each = max(1, round(2 * self.trials_per_subgraph * most / max(1, len(found))))
+        each = max(1, round(_TIMES * self.trials_per_subgraph * most / max(1, len(found))))
         limits = self.limits.or_default(so_far, found, each)
         return budget.standing(
             self.past, found, limits, self.given.plan, foretells=False

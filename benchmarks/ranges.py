@@ -8,7 +8,10 @@
 
 Folders are runs' `compiled/`. FILE leaves its length open (`files.py --open`); ONNX Runtime and OpenVINO get it as it
 is, and so compile it for any length. Each side is a process that stands still while another has its turn (`sides.py`).
-The bundle and the exact libraries are called as users call them: padding and cutting are part of the time.
+The bundle and the exact libraries are called as users call them: padding and cutting are part of the time. What the
+file multiplies and adds at a length would take the time "at the peak", if each operation ran at the peak of float32 (of
+a loop of nothing but it, the highest that the tuning of an exact library measured): with these operations nothing is
+faster, and most of a vendor's distance to it is all that can be won.
 """
 
 import argparse
@@ -30,7 +33,10 @@ import pyarrow.parquet as pq
 import sides
 
 from lib.contracts.tables import written_whole
-from lib.machine import host
+from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
+from lib.machine import host, targets
+from lib.models import onnx_import
 from lib.probing import values
 from lib.tir.numerics import relative_error
 
@@ -46,6 +52,7 @@ SCHEMA = pa.schema(
         pa.field("latency_s", pa.float64()),  # median of the turn's inferences; null: see failure
         pa.field("n_inferences", pa.int64(), False),
         pa.field("max_error", pa.float64()),  # of the outputs to ONNX Runtime's, over the largest; null: no outputs
+        pa.field("at_peak_s", pa.float64()),  # what the file computes at the length; null: the peak is not known
         pa.field("bytes", pa.int64()),  # of the bundle or the library with its weights
         pa.field("failure", pa.string(), False),  # empty: none
         pa.field("threads", pa.int64(), False),
@@ -90,6 +97,18 @@ def measure(bundle: Path, exact: Path | None, onnx: Path, length: int, turns: in
     )
 
 
+def flop(onnx: Path, name: str, length: int) -> float:
+    """What the file computes at a length, in additions and multiplications of its fused graph."""
+    module = fusion.fuse(onnx_import.load(onnx, {name: (length,)}).module, targets.target("host", 0).tvm())
+    return sum(subgraph.weight * subgraph.flop for subgraph in extract_subgraphs(module))
+
+
+def peak(compiled: Sequence[Path]) -> float | None:
+    """The highest FLOP/s of float32 that runs measured; None if none did."""
+    found = [json.loads((folder / "manifest.json").read_text()).get("peak_flops") for folder in compiled]
+    return max((each for each in found if each), default=None)
+
+
 def _error(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     return max((relative_error(one, other) for one, other in zip(found, expected, strict=False)), default=float("nan"))
 
@@ -102,9 +121,10 @@ def _bytes(path: Path) -> int:
 
 def table(rows: pd.DataFrame) -> str:
     """As markdown, with the geometric means."""
-    lines = ["| model | tokens | computed as | range, ms | exact, ms | ONNX Runtime | OpenVINO | range / exact "
-             "| better vendor / range | bundle / one shape | error |", "|---" * 11 + "|"]  # fmt: skip
-    beside, ahead = [], []
+    heads = ["model", "tokens", "computed as", "range, ms", "exact, ms", "ONNX Runtime", "OpenVINO", "at the peak",
+             "range / exact", "better vendor / range", "at most", "bundle / one shape", "error"]  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    beside, ahead, most = [], [], []
     for _, part in rows.groupby(["model", "length"]):
         model, length, bucket = (str(part[name].iloc[0]) for name in ("model", "length", "bucket"))
         timed = part[part["failure"] == ""].pivot_table(index="turn", columns="side", values="latency_s")
@@ -118,6 +138,11 @@ def table(rows: pd.DataFrame) -> str:
             ahead.append((intervals.best_ratio_of(vendors, found["range"]), len(timed)))
             ratios[1] = intervals.estimate(*ahead[-1]).text()
         cells = [f"{1e3 * found[side].median():.2f}" if side in found else "-" for side in SIDES]
+        bound_s = part["at_peak_s"].iloc[0]
+        cells.append(f"{1e3 * bound_s:.2f}" if bound_s > 0 else "-")
+        if bound_s > 0 and vendors:
+            most.append(min(side.median() for side in vendors) / bound_s)
+        ratios.append(f"{most[-1]:.2f}" if bound_s > 0 and vendors else "-")
         size = part.drop_duplicates("side").set_index("side")["bytes"]
         share = f"{size['range'] / size['exact']:.3f}" if "exact" in size else "-"
         lines.append(
@@ -125,7 +150,8 @@ def table(rows: pd.DataFrame) -> str:
             f"| {part['max_error'].max():.0e} |"
         )
     means = [intervals.geometric_mean(known).text() if known else "-" for known in (beside, ahead)]
-    lines.append(f"| geometric mean | | | | | | | {means[0]} | {means[1]} | | |")
+    means.append(f"{np.exp(np.mean(np.log(most))):.2f}" if most else "-")
+    lines.append(f"| geometric mean | | | | | | | | {' | '.join(means)} | | |")
     setup = rows.iloc[0]
     versions = ", ".join(sorted(set(map(str, rows.loc[rows["version"] != "", "version"]))))
     return "\n".join([*lines, "", f"{setup['cpu']}, {setup['threads']} threads; {versions}; {setup['revision']}."])
@@ -168,8 +194,14 @@ def main() -> None:
     exact: dict[int, Path | None] = dict.fromkeys(options.lengths)
     exact |= {int(word.partition("=")[0]): Path(word.partition("=")[2]) for word in options.exact}
     threads, name = host.physical_cores(), options.onnx.stem
-    parts = [measure(options.bundle, folder, options.onnx, length, options.turns, threads)
-             for length, folder in exact.items()]  # fmt: skip
+    highest = peak([folder for folder in exact.values() if folder])
+    [dimension] = json.loads((options.bundle / "manifest.json").read_text())["ranges"]
+    parts = [
+        measure(options.bundle, folder, options.onnx, length, options.turns, threads).assign(
+            at_peak_s=flop(options.onnx, dimension, length) / highest if highest else float("nan")
+        )
+        for length, folder in exact.items()
+    ]
     rows = pd.concat(parts).assign(model=name, **provenance.columns(threads, options.revision))
     options.out.mkdir(exist_ok=True)
     with written_whole(options.out / f"{name}.parquet") as partial:

@@ -21,7 +21,7 @@ from lib.measure.replay import ReplayRunner
 from lib.measure.runner import MeasureConfig, Runner
 from lib.models import listing, ranges
 from lib.models.listing import Listed
-from lib.models.ranges import Range
+from lib.models.ranges import Range, RangeConfig
 from lib.models.source import Source
 from lib.models.zoo import catalogue
 from lib.search.evolution import METASCHEDULE, RECORDED, SearchConfig
@@ -133,7 +133,8 @@ class Options:
     @cached_property
     def range(self) -> Range | None:
         """The shapes that one bundle is for, if `--shape` says several."""
-        return ranges.parse(_expanded(self.model), self.shape, _expanded(self.lengths))
+        config = self.configured(RangeConfig, "ranges")
+        return ranges.parse(_expanded(self.model), self.shape, _expanded(self.lengths), config)
 
     @property
     def is_joint(self) -> bool:
@@ -142,9 +143,11 @@ class Options:
 
     @cached_property
     def listed(self) -> list[Listed]:
-        """The models that are tuned together, if there are several; of a range, the model in each of its shapes."""
-        if self.range:
-            return [Listed(replace(self.source, shape=self.range.shape(bucket))) for bucket in self.range.buckets]
+        """The models that are tuned together, if there are several; of a range, the model in each of its shapes, those
+        that are not tuned by measurements with no importance."""
+        if (found := self.range) is not None:
+            return [Listed(replace(self.source, shape=found.shape(bucket)), importance)
+                    for bucket, importance in zip(found.buckets, found.importances, strict=True)]  # fmt: skip
         return listing.parse(self.models, self.batch_size, self.sequence)
 
     def options_of_models(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from lib.contracts.errors import ConfigError, TunerError
 from lib.options import Options
 from lib.report import console
 
-OWN_SECTIONS = ("tuner", "extract", "plan", "generate", "measure", "train", "memory", "compile")
+OWN_SECTIONS = ("tuner", "extract", "plan", "generate", "measure", "train", "memory", "ranges", "compile")
 # Of Luigi's, those that are no class of its own; the others are registered like tasks.
 _LUIGIS_SECTIONS = ("DEFAULT", "logging", "loggers", "handlers", "formatters", "resources", "task_history", "cors")
 

@@ -188,6 +188,37 @@ class Searcher:
             return []
         return sorted(found, key=lambda proposal: -(proposal.score or 0.0))[:n]
 
+    def take_over(self, subgraph_id: str, n: int, donors: Collection[str], packing: str | None) -> list[Proposal]:
+        """Programs of other subgraphs, adapted to one that is not measured, those that its model likes best; what a
+        model foretells where none of its family was measured; none where these are fastest untuned.
+
+        Args:
+            donors: The others, if there are any like it; else the nearest of its family are asked.
+            packing: Of weights, which the programs are to have; None: any.
+        """
+        searched = self._subgraphs[subgraph_id]
+        row = PlanRow(subgraph_id, searched.family_id, history.FORETOLD, n, None, "")
+        family = self._donors.get(row.family_id, ())
+        asked = [donor for donor in family if donor.subgraph_id in donors] or family
+        if not family and self._is_measured(row.family_id):
+            return []
+        try:
+            space, model = self._space(row), self._models.get(row.family_id)
+            found = transfer.taken_over(space, asked, n, model, packing)
+            if not found and packing:
+                found = evolution.packed(
+                    space, n, packing, model=model, parents=(), known=(), seed=self._seed_of(row), config=self._config
+                )
+        except (RuntimeError, ValueError, LookupError) as error:
+            _log.warning("The subgraph %s cannot be searched and stays untuned: %s", subgraph_id, error)
+            return []
+        return found or self.foretell(subgraph_id, n)
+
+    def _is_measured(self, family_id: str) -> bool:
+        """Whether something of a family works."""
+        of_family = [each.subgraph_id for each in self._subgraphs.values() if each.family_id == family_id]
+        return any(self._history.of(subgraph_id).fastest for subgraph_id in of_family)
+
     def _propose(self, row: PlanRow) -> list[Proposal]:
         if self._recorded:
             return self._of_recorded(row, self._recorded)

@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lib.contracts import weights
+from lib.machine import host
 from lib.runtime.family_tuner_runtime.weights import Mapped
 
 Named = list[tuple[str, list[int]]]  # entries of the file with the shapes in which a library takes them, in order
@@ -37,8 +39,10 @@ def write(out: Path, packed: Sequence[Path]) -> Together:
     for path in packed:
         own: Named = []
         found = list(Mapped(path).arrays().values())
-        for array in found:
-            key = array.dtype.name, array.nbytes, _digest(array)
+        with ThreadPoolExecutor(host.physical_cores()) as executor:  # digests leave Python to other threads
+            made = list(executor.map(_digest, found))
+        for array, digest in zip(found, made, strict=True):
+            key = array.dtype.name, array.nbytes, digest
             if key not in names:
                 names[key] = f"{len(names):06d}"
                 arrays[names[key]] = array

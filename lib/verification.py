@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -93,12 +94,9 @@ class Built:
         np.savez(self.inputs, *values)
         self.expected = folder / "expected.npz"  # of the model in plain loops, once needed; may be known from before
         self.module, self.reference = model.module, model.module  # as JSON
-        self.reference_weights = model.weights
-        if model.reference.exists():  # convolutions are computed otherwise than the model has them
+        self._kernels = model.kernels if model.reference.exists() else None
+        if self._kernels:  # convolutions are computed otherwise than the model has them
             self.reference = model.reference
-            self.reference_weights = folder / "reference-weights.npz"
-            weights = {**arrays.load(model.weights), **arrays.load(model.kernels)}
-            np.savez(self.reference_weights, **weights)  # type: ignore[arg-type]  # as in stages/extract.py
         self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
         self.rounded = folder / "rounded.so"  # a narrow model in plain loops
         self.packed = folder / "packed.safetensors"
@@ -106,6 +104,16 @@ class Built:
         # Of the tuned model: what is shipped, and what packs its weights here. Others, where the target is of another
         # architecture: there `tuned` is what runs, on a device that has it, or compiled for this machine.
         self.delivered = self.packing = self.tuned
+
+    @cached_property
+    def reference_weights(self) -> Path:
+        """Those of `reference`; written when they are first asked for, since that takes as long as to pack them."""
+        if not self._kernels:
+            return self.weights
+        path = self.folder / "reference-weights.npz"
+        weights = {**arrays.load(self.weights), **arrays.load(self._kernels)}
+        np.savez(path, **weights)  # type: ignore[arg-type]  # as in stages/extract.py
+        return path
 
     def deliver_another(self) -> Path:
         """A library that is shipped in place of `tuned`, and never run; to be built."""

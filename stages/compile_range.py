@@ -2,63 +2,48 @@
 once.
 
 Programs that read the same weights are to pack them alike (`lib.tuning.agreement`); the manifest says what that costs.
-Each library is verified as one of a single shape is, and the bundle with lengths between them, padded.
+Each library is verified as one of a single shape is, and the bundle with lengths between them, padded. A shape that is
+no faster than a larger one is left out: what it was for is padded to that one.
 """
 
-import json
-import math
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import tvm
 
-from lib import building, bundle, deploy, probing, sharing
+from lib import building, bundle, checking, probing, sharing
 from lib.contracts import arrays, digests, manifest, settings, tables
 from lib.contracts.clock import Clock
-from lib.contracts.errors import CompilationError, VerificationError
+from lib.contracts.errors import VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, MODELS, RESULTS, SHARED, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
-from lib.graph.algorithms import AS_IT_IS, IN_BF16
+from lib.graph.algorithms import AS_IT_IS
 from lib.machine.targets import AnyTarget
 from lib.measure import onnx_peer
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
-from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts
 from lib.runtime.family_tuner_runtime.ranges import cut
+from lib.shapes import Righted, Shape, built_of, order_of
 from lib.tir.numerics import relative_error
 from lib.tuning import agreement, history, planning
 from lib.tuning.history import History
-from lib.tuning.members import join, joint_members
-from lib.verification import Built, CompileConfig, Estimate, Peer, verify
+from lib.tuning.members import groups_of, join, joint_members
+from lib.verification import Built, CompileConfig, Peer
 from lib.winners import Choice, choose_all
 
 Say = Callable[[str], None]
-_UNKNOWN = Estimate(0.0, is_complete=False)  # of the untuned model, which is not run in each shape
 _ONNX_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A model in one of its shapes."""
-
-    files: ModelFiles
-    extents: Mapping[str, int]
-
-    @property
-    def name(self) -> str:
-        return "x".join(map(str, self.extents.values()))
 
 
 def run(
@@ -98,9 +83,7 @@ def run(
     so_far, probed = history.load(past), manifest.read(joint.probed)
     with clock.spent("finalists"):
         agreed = _agreed(joint, families, so_far)
-        # All are checked, whatever that takes: a wrong one would cost the bundle, not a library that gives way.
-        thorough = replace(config, finalists_share=math.inf)
-        choices = choose_all(subgraphs, agreed, thorough, pool, say, RunFiles(past[0].run).finalists)
+        choices: Sequence[Choice] = choose_all(subgraphs, agreed, config, pool, say, RunFiles(past[0].run).finalists)
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
         made = CompiledFiles(Path(work) / "bundle")
@@ -108,13 +91,33 @@ def run(
         with onnx_peer.opened(onnx, _ONNX_TIMEOUT_S) as session:
             with clock.spent("build"):
                 say(f"compiling the model in {len(shapes)} shapes")
-                built = [_built(shape, Path(work), precision) for shape in shapes]
-                _build_all([_order(*each, choices) for each in zip(shapes, built, strict=True)], target, config)
+                built = [built_of(shape, Path(work), precision) for shape in shapes]
+                orders = [order_of(*each, choices) for each in zip(shapes, built, strict=True)]
+                failed = building.build_all(
+                    orders, target, memory_share=config.memory_share, timeout_s=config.build_timeout_s
+                )
             with clock.spent("verify"):
+                say("checking all shapes")
+                peers = [_peer(each, onnx, session) for each in built]
                 found = []
-                for shape, each in zip(shapes, built, strict=True):
-                    say(f"checking {probing.told(shape.extents)}")
-                    found.append(_verified(shape, each, config, pool, Peer(onnx, session), target))
+                for shape, each, peer, facts in zip(
+                    shapes, built, peers, checking.check_all(built, peers, target, config), strict=True
+                ):
+                    if facts is None:
+                        say(f"looking what is wrong with {probing.told(shape.extents)}")
+                        right = Righted(shape, each, subgraphs, agreed, config, pool, target)
+                        facts, choices = right.verified(choices, peer, failed.get(each.tuned, ""))
+                    say(f"timing {probing.told(shape.extents)}")
+                    beside = _peer(each, onnx, session) if shape.is_measured else None  # of these inputs again
+                    timed = checking.latencies(each, beside, pool, config.timeout_s)
+                    found.append({**facts, "latencies_s": timed})
+                say("looking whether a larger shape is faster")
+                left_out = checking.slower([(shape.extents, each, facts["latencies_s"]["tuned"])
+                                         for shape, each, facts in zip(shapes, built, found, strict=True)],
+                                        pool, config.timeout_s)  # fmt: skip
+                whole = list(zip(shapes, built, found, strict=True))
+                shapes, built, found = (list(part) for part in zip(
+                    *(each for n, each in enumerate(whole) if n not in left_out), strict=True))  # fmt: skip
                 together = sharing.write(made.params, [each.packed for each in built])
                 for shape, each in zip(shapes, built, strict=True):
                     shutil.copyfile(each.delivered, made.library_of(shape.name))
@@ -127,6 +130,7 @@ def run(
                     "max_error": max(each["max_error"] for each in found),
                     "tolerance": max(each["tolerance"] for each in found),
                     "agreement": _cost(shapes, so_far, agreed),
+                    "left_out": [{"extents": dict(whole[n][0].extents), **why} for n, why in left_out.items()],
                     "settings": settings.digest(settings.deciding(config)),
                     "session": provenance.session,
                     "n_rounds": so_far.n_rounds,
@@ -149,66 +153,19 @@ def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
 
 def _agreed(joint: ModelFiles, families: Path, so_far: History) -> History:
     """What was measured, as if of each subgraph only the programs had been that pack weights as its group does."""
+    shared = tables.read(joint.shared, SHARED)
     members = joint_members(
         tables.read(joint.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES), tables.read(joint.models, MODELS),
-        so_far, tables.read(joint.shared, SHARED),
+        so_far, shared,
     )  # fmt: skip
-    wanted = agreement.chosen(planning.sharing(members), so_far, is_final=True)
-    found = {
-        subgraph_id: agreement.restricted(past, wanted[subgraph_id]) if subgraph_id in wanted else past
-        for subgraph_id, past in so_far.subgraphs.items()
-    }
-    return replace(so_far, subgraphs=found)
+    return agreement.agreed(planning.sharing(members), groups_of(shared), so_far)[1]
 
 
-def _built(shape: Shape, work: Path, precision: str) -> Built:
-    folder = work / shape.name
-    folder.mkdir()
-    interface = deploy.interface(tvm.ir.load_json(shape.files.module.read_text()))
-    has_bytes = any(
-        row.endswith("_int8") for row in tables.read(shape.files.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
-    )
-    return Built(folder, shape.files, interface, has_bytes or precision == IN_BF16, has_bytes)
-
-
-def _order(shape: Shape, built: Built, choices: Sequence[Choice]) -> BuildModel:
-    trace_of = {choice.subgraph_id: choice.trace for choice in choices}
-    traces = {
-        name: trace_of[row["subgraph_id"]]
-        for row in tables.read(shape.files.subgraphs, SUBGRAPHS).select(["subgraph_id", "functions"]).to_pylist()
-        if trace_of[row["subgraph_id"]]
-        for name in row["functions"]
-    }
-    chosen = built.folder / "traces.json"
-    chosen.write_text(json.dumps(traces))
-    return BuildModel(built.module, built.tuned, chosen, pack=True)
-
-
-def _build_all(orders: Sequence[BuildModel], target: AnyTarget, config: CompileConfig) -> None:
-    """Raises: CompilationError: One could not be built within its limits."""
-    failed = building.build_all(orders, target, memory_share=config.memory_share, timeout_s=config.build_timeout_s)
-    for library, reason in failed.items():
-        raise CompilationError(
-            f"The model could not be compiled for {library.parent.name}: {reason}. Nothing was shipped; the "
-            "measurements are kept. [compile] build_timeout_s and memory_share limit the time and the memory of that."
-        )
-
-
-def _verified(
-    shape: Shape, built: Built, config: CompileConfig, pool: Pool, peer: Peer, target: AnyTarget
-) -> dict[str, Any]:
-    """Facts of one shape: see `verification.verify`. The untuned model is not run beside it."""
-
-    def check(library: Path) -> None:
-        if not library.exists():
-            module = built.module if library == built.rounded else built.reference
-            _build_all([BuildModel(module, library, in_plain_loops=True)], target, config)
-
+def _peer(built: Built, onnx: OnnxFile, session: OnnxPeer) -> Peer:
+    """The file, run on a shape's inputs, which its process keeps until it is run on others."""
+    peer = Peer(onnx, session)
     peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
-    try:
-        return verify(built, _UNKNOWN, config, pool, peer, None, check)
-    except VerificationError as error:
-        raise VerificationError(f"With {probing.told(shape.extents)}: {error}") from error
+    return peer
 
 
 def _padded(
@@ -299,7 +256,8 @@ def _facts(
 
 
 def _cost(shapes: Sequence[Shape], so_far: History, agreed: History) -> list[dict[str, Any]]:
-    """By shape: its estimated latency with the programs that it would have alone, and with those that agree."""
+    """By shape: its estimated latency with the programs that it would have alone, and with those that agree; none for
+    shapes of which nothing was measured."""
     costs = []
     for shape in shapes:
         rows = tables.read(shape.files.subgraphs, SUBGRAPHS).select(["subgraph_id", "weight", "tunable"]).to_pylist()
@@ -311,8 +269,8 @@ def _cost(shapes: Sequence[Shape], so_far: History, agreed: History) -> list[dic
         known = [(n, alone.fastest[0].latency_s, own.fastest[0].latency_s) for n, alone, own in pairs if own.fastest]
         costs.append({
             "extents": dict(shape.extents),
-            "alone_s": sum(n * best for n, best, _ in known),
-            "agreed_s": sum(n * best for n, _, best in known),
+            "alone_s": sum(n * best for n, best, _ in known) if shape.is_measured else None,
+            "agreed_s": sum(n * best for n, _, best in known) if shape.is_measured else None,
         })  # fmt: skip
     return costs
 

@@ -43,6 +43,8 @@ device_patience_s = 10
 min_samples = 2
 base = no
 num_boost_round = 5
+[ranges]
+anchors = 2
 [compile]
 finalists = 1
 repeats = 1

@@ -48,7 +48,7 @@ MODELS = _schema(
     1,
     [
         _col("name", pa.string(), "1", "of the model's folder"),
-        _col("importance", pa.float64(), "1", "what a second of it counts, against those of the others"),
+        _col("importance", pa.float64(), "1", "what a second of it counts beside the others; 0: is not measured"),
         _col("error", pa.string(), "1", "why it could not be imported; empty if it was"),
         _col("subgraphs", _list_of(pa.string()), "1", "its tunable ones: keys of SUBGRAPHS"),
         _col("calls", _list_of(pa.int32()), "calls", "of each of these in an inference"),

@@ -6,6 +6,7 @@ the reference evaluator of the `onnx` package, which is exact and slow.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -17,17 +18,30 @@ from lib.measure.protocol import Infer, Inferred, OnnxOpened, OpenOnnx, TimeLibr
 Run = Callable[[], Sequence[np.ndarray]]
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A file that was loaded."""
+
+    run: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]  # on inputs in order
+    by: str  # name and version of what runs it
+    is_timed: bool  # whether its latency says anything
+
+
 class OnnxFiles:
     """The files that were opened, by name."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Run] = {}
+        self._opened: tuple[tuple[Path, int, bool], Opened] | None = None
 
     def open(self, request: OpenOnnx) -> OnnxOpened:
-        """See `OpenOnnx`."""
-        arrays = list(np.load(request.inputs).values())
-        self._loaded[request.name], by, is_timed = _load(request.file, arrays, request.threads, request.as_written)
-        return OnnxOpened(by, is_timed)
+        """See `OpenOnnx`. The file that was opened last is not loaded again for other inputs."""
+        wanted = request.file, request.threads, request.as_written
+        if self._opened is None or self._opened[0] != wanted:
+            self._opened = wanted, _load(*wanted)
+        opened, arrays = self._opened[1], list(np.load(request.inputs).values())
+        self._loaded[request.name] = lambda: opened.run(arrays)
+        return OnnxOpened(opened.by, opened.is_timed)
 
     def infer(self, request: Infer) -> Inferred:
         """See `Infer`."""
@@ -55,29 +69,38 @@ def _latencies(run: Run, seconds: float) -> list[float]:
     return found
 
 
-def _load(file: Path, arrays: Sequence[np.ndarray], threads: int, as_written: bool) -> tuple[Run, str, bool]:
-    """What infers, its name with its version, and whether its latency says anything."""
+def _load(file: Path, threads: int, as_written: bool) -> Opened:
     try:
         import onnxruntime
     except ImportError:
-        return _reference(file, arrays)
+        return _reference(file)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     if as_written:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    feed = dict(zip([value.name for value in session.get_inputs()], arrays, strict=True))
-    return lambda: session.run(None, feed), f"ONNX Runtime {onnxruntime.__version__}", True
+    names = [value.name for value in session.get_inputs()]
+
+    def run(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        found: Sequence[np.ndarray] = session.run(None, dict(zip(names, arrays, strict=True)))
+        return found
+
+    return Opened(run, f"ONNX Runtime {onnxruntime.__version__}", True)
 
 
-def _reference(file: Path, arrays: Sequence[np.ndarray]) -> tuple[Run, str, bool]:
+def _reference(file: Path) -> Opened:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(str(file))
     weights = {tensor.name for tensor in evaluator.proto_.graph.initializer}
-    feed = dict(zip([name for name in evaluator.input_names if name not in weights], arrays, strict=True))
-    return lambda: evaluator.run(None, feed), f"the reference evaluator of onnx {onnx.__version__}", False
+    names = [name for name in evaluator.input_names if name not in weights]
+
+    def run(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        found: Sequence[np.ndarray] = evaluator.run(None, dict(zip(names, arrays, strict=True)))
+        return found
+
+    return Opened(run, f"the reference evaluator of onnx {onnx.__version__}", False)
 
 
 def main(descriptor: int, _target_text: str) -> None:

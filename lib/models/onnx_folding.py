@@ -132,10 +132,9 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     if len(kept) < len(graph.node):
         del graph.node[:]
         graph.node.extend(reversed(kept))
-    weights = [tensor for tensor in graph.initializer if tensor.name in read]
-    if len(weights) < len(graph.initializer):
-        del graph.initializer[:]
-        graph.initializer.extend(weights)
+    for n in reversed(range(len(graph.initializer))):  # one by one: to put the others back would copy them
+        if graph.initializer[n].name not in read:
+            del graph.initializer[n]
 
 
 def _read_inside(node: onnx.NodeProto) -> set[str]:

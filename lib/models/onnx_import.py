@@ -182,12 +182,24 @@ def _pairwise() -> Iterator[None]:
                 kind._impl_v1 = own
 
 
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """Without onnx's checker, which the importer asks first: of what it finds there would be a warning, since it knows
+    no operators but its own, and it copies all weights twice."""
+    own = onnx.checker.check_model
+    onnx.checker.check_model = lambda *_args, **_kwargs: None
+    try:
+        yield
+    finally:
+        onnx.checker.check_model = own
+
+
 def _convert(proto: onnx.ModelProto, path: Path) -> tvm.IRModule:
     told = io.StringIO()  # the importer prints what it raises next
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(told):
-            warnings.simplefilter("ignore")  # onnx's checker knows no operators but its own; the importer decides
-            with _pairwise():
+            warnings.simplefilter("ignore")
+            with _pairwise(), _unchecked():
                 return from_onnx(proto)
     except OpNotImplemented as error:
         operators = str(error).rpartition(": ")[2].strip()

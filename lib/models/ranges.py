@@ -4,10 +4,15 @@
     sequence=32,64,128          these buckets, for all that is not longer than the last
     batch=1..8 sequence=1..512  each with each
 
-Buckets are chosen so that of what is computed at most a quarter is padding: after one of b comes the largest of at most
-4/3 (b + 1). From 64 on they are multiples of 8, which the rows of register tiles divide, and up to seven of padding are
-taken where a quarter is less: of a few rows, an inference takes as long as its weights take to be read. With a
-histogram of lengths there are as many buckets, so placed that the least is computed over all of them.
+Buckets are chosen so that of what is computed at most a twelfth is padding, or more where that would make more buckets
+than the configuration allows, up to a quarter. From 64 on they are multiples of 8, which the rows of register tiles
+divide, and up to seven of padding are taken where the share is less: of a few rows, an inference takes as long as its
+weights take to be read. With a histogram of lengths there are as many buckets, so placed that the least is computed
+over all of them.
+
+Only some buckets, the anchors, are tuned by measurements. They are spread evenly by the square roots of their extents,
+between where inferences take their time and where programs change most; the others take over what the anchors have
+(`stages.adapt`).
 """
 
 import math
@@ -15,21 +20,33 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 from lib.contracts import digests
-from lib.contracts.errors import ModelError, require_file
+from lib.contracts.errors import ConfigError, ModelError, require_file
 
 _OPEN = re.compile(r"([1-9][0-9]{0,9})\.\.([1-9][0-9]{0,9})")
 _EXTENT = re.compile(r"[1-9][0-9]{0,9}")
 _LONGEST = 60  # characters of a range in a name
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
 _GRANULE, _FROM = 8, 64  # buckets are multiples of that, of ranges that go so far
-_MOST = 48  # buckets: each is searched, compiled and checked
-_QUARTER = 4  # of what is computed, one part in so many may be padding
+_MOST = 48  # buckets: each is compiled and checked
+_QUARTER, _TWELFTH = 4, 12  # of what is computed, one part in so many may be padding: at worst, and at best
 
 Histogram = Mapping[int, float]  # how often each extent is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class RangeConfig:
+    """How many shapes a bundle of a range has."""
+
+    buckets: int = 30  # of a dimension, where they are chosen here; more only where else more than a quarter is padding
+    anchors: int = 5  # shapes that are tuned by measurements; the others take over what these have
+
+    def __post_init__(self) -> None:
+        if min(self.buckets, self.anchors) < 1:
+            raise ConfigError(f"[ranges] needs counts of at least 1, but got {self}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,7 @@ class Range:
     text: str  # as the user wrote it
     fixed: str  # what of that is one shape
     dimensions: tuple[Dimension, ...]
+    n_anchors: int = RangeConfig().anchors  # shapes that are tuned by measurements
 
     @property
     def buckets(self) -> list[dict[str, int]]:
@@ -56,6 +74,20 @@ class Range:
         found = product(*(dimension.buckets for dimension in self.dimensions))
         named = [dict(zip([dimension.name for dimension in self.dimensions], each, strict=True)) for each in found]
         return sorted(named, key=lambda extents: (-math.prod(extents.values()), *extents.values()))
+
+    @property
+    def importances(self) -> list[float]:
+        """Of `buckets`: how many of them an anchor stands for, those to which it is the nearest; of others 0.
+
+        The largest is an anchor, then again and again what is farthest from all anchors: those before are farthest from
+        one another, and so none is far from one.
+        """
+        places = [[math.sqrt(extent) for extent in bucket.values()] for bucket in self.buckets]
+        anchors = [0]
+        while len(anchors) < min(self.n_anchors, len(places)):
+            anchors.append(max(range(len(places)), key=lambda n: min(math.dist(places[n], places[m]) for m in anchors)))
+        nearest = [min(anchors, key=lambda m: math.dist(place, places[m])) for place in places]
+        return [float(nearest.count(n)) if n in anchors else 0.0 for n in range(len(places))]
 
     def shape(self, extents: Mapping[str, int]) -> str:
         """What `--shape` says of one of its shapes."""
@@ -66,35 +98,38 @@ class Range:
         return {dimension.name: (dimension.lowest, dimension.highest) for dimension in self.dimensions}
 
 
-def parse(model: str, shape: str, lengths: str = "") -> Range | None:
+def parse(model: str, shape: str, lengths: str = "", config: RangeConfig | None = None) -> Range | None:
     """The range that a model is to be compiled for; None if `--shape` says one shape.
 
     Args:
         lengths: Path of a histogram of the extents of the one dimension that is open, if there is one.
+        config: How many shapes it may have; None: as `RangeConfig` has it.
 
     Raises:
         ModelError: It is no range, or not of an ONNX file, or has too many buckets.
     """
     words = {word: word.rpartition("=")[::2] for word in shape.split()}
-    is_open = any(_OPEN.fullmatch(extents) for _, extents in words.values())
+    config = config or RangeConfig()
+    n_open = sum(bool(_OPEN.fullmatch(extents)) for _, extents in words.values())
     several = [name for name, extents in words.values() if name and "," in extents]
-    if not is_open and not (several and model.endswith(".onnx") and Path(model).exists()):
+    if not n_open and not (several and model.endswith(".onnx") and Path(model).exists()):
         _require_none(lengths)
         return None
     if not model.endswith(".onnx"):
         raise ModelError(f"--shape {shape!r}: ranges are for ONNX files that leave dimensions open, not for {model}.")
     require_file(model, "--model")
     named = _open_dimensions(Path(model), Path(model).stat().st_mtime_ns)
-    if lengths and sum(bool(_OPEN.fullmatch(extents)) for _, extents in words.values()) != 1:
+    if lengths and n_open != 1:
         raise ModelError("--lengths is a histogram of one dimension, which is to be a range: sequence=1..512.")
     histogram = _histogram(Path(lengths)) if lengths else None
     dimensions, fixed = [], []
+    most = config.buckets if n_open == 1 and not several else 1  # several dimensions multiply
     for word, (name, extents) in words.items():
         if (found := _OPEN.fullmatch(extents)) or (name in named and "," in extents):
             if name not in named:
                 raise ModelError(f"--shape {word!r}: {model} has no open dimension {name!r}; {_told(named)}.")
             dimensions.append(
-                _dimension(word, name, int(found[1]), int(found[2]), histogram)
+                _dimension(word, name, int(found[1]), int(found[2]), histogram, most)
                 if found
                 else _listed(word, name, extents)
             )
@@ -103,7 +138,7 @@ def parse(model: str, shape: str, lengths: str = "") -> Range | None:
     if not dimensions:
         _require_none(lengths)
         return None
-    range = Range(shape, " ".join(fixed), tuple(dimensions))
+    range = Range(shape, " ".join(fixed), tuple(dimensions), config.anchors)
     if len(range.buckets) > _MOST:
         raise ModelError(
             f"--shape {shape!r} makes {len(range.buckets)} shapes to compile, {_MOST} are the most. List fewer: "
@@ -125,10 +160,10 @@ def _listed(word: str, name: str, extents: str) -> Dimension:
     return Dimension(name, 1, buckets[-1], tuple(buckets))
 
 
-def _dimension(word: str, name: str, lowest: int, highest: int, histogram: Histogram | None) -> Dimension:
+def _dimension(word: str, name: str, lowest: int, highest: int, histogram: Histogram | None, most: int) -> Dimension:
     if lowest > highest:
         raise ModelError(f"--shape {word!r}: {lowest} is above {highest}.")
-    chosen = buckets(lowest, highest)
+    chosen = buckets(lowest, highest, most)
     if histogram:
         within = {extent: count for extent, count in histogram.items() if lowest <= extent <= highest}
         if not within:
@@ -143,15 +178,22 @@ def name(model: str, range: Range) -> str:
     Args:
         model: The name of the model's without a shape.
     """
-    digest = digests.of_json([range.buckets, range.limits])[:8]
+    digest = digests.of_json([range.buckets, range.limits, range.importances])[:8]
     return _UNNAMEABLE.sub("_", f"{model}-{range.text.replace('=', '_')[:_LONGEST]}-{digest}")
 
 
-def buckets(lowest: int, highest: int) -> list[int]:
-    """Those of a range, ascending; see above."""
+def buckets(lowest: int, highest: int, most: int) -> list[int]:
+    """Those of a range, ascending: with as little padding as so many make possible; see above."""
+    parts = range(_TWELFTH, _QUARTER, -1)
+    found = (_with_padding(lowest, highest, each) for each in parts)
+    return next((each for each in found if len(each) <= most), None) or _with_padding(lowest, highest, _QUARTER)
+
+
+def _with_padding(lowest: int, highest: int, parts: int) -> list[int]:
+    """Those with which at most one part in so many is padding."""
     found = [highest]
     while True:
-        least = _least_before(found[0], highest)
+        least = _least_before(found[0], highest, parts)
         if least < lowest:
             return found
         granule = _granule(highest)
@@ -160,12 +202,11 @@ def buckets(lowest: int, highest: int) -> list[int]:
 
 
 def fitted(lowest: int, highest: int, histogram: Histogram, n: int) -> list[int]:
-    """Up to n buckets with which the least is computed for a histogram of extents, by the same rule of padding."""
+    """Up to n buckets with which the least is computed for a histogram of extents, at most a quarter of it padding."""
     granule = _granule(highest)
-    ends = sorted({*range(-(-lowest // granule) * granule, highest, granule), *buckets(lowest, highest)})
-
-    def counted(after: int, upto: int) -> float:
-        return upto * sum(count for extent, count in histogram.items() if after < extent <= upto)
+    multiples = range(-(-lowest // granule) * granule, highest, granule)
+    ends = sorted({*multiples, *_with_padding(lowest, highest, _QUARTER)})
+    upto = list(accumulate((histogram.get(extent, 0.0) for extent in range(1, highest + 1)), initial=0.0))
 
     best: dict[int, tuple[float, list[int]]] = {lowest - 1: (0.0, [])}  # by the last bucket, of those so far
     finished: list[tuple[float, list[int]]] = []
@@ -173,11 +214,10 @@ def fitted(lowest: int, highest: int, histogram: Histogram, n: int) -> list[int]
         following: dict[int, tuple[float, list[int]]] = {}
         for last, (cost, chosen) in best.items():
             for end in ends:
-                if end <= last or (last >= lowest and last < _least_before(end, highest)):
+                least = _least_before(end, highest, _QUARTER)
+                if end <= last or (last >= lowest and last < least) or (last < lowest and lowest <= least):
                     continue
-                if last < lowest and lowest <= _least_before(end, highest):
-                    continue
-                total = cost + counted(last, end)
+                total = cost + end * (upto[end] - upto[last])
                 if end not in following or total < following[end][0]:
                     following[end] = total, [*chosen, end]
         best = following
@@ -186,9 +226,9 @@ def fitted(lowest: int, highest: int, histogram: Histogram, n: int) -> list[int]
     return min(finished)[1]
 
 
-def _least_before(bucket: int, highest: int) -> int:
+def _least_before(bucket: int, highest: int, parts: int) -> int:
     """The least that the bucket before one may be; below the lowest extent, none is needed."""
-    most = max(bucket // _QUARTER, _granule(highest) - 1)  # of padding
+    most = max(bucket // parts, _granule(highest) - 1)  # of padding
     return bucket - most - 1
 
 

@@ -19,8 +19,8 @@ class BucketRow:
     extents: str
     latency_s: float  # of the whole library, at its shape
     onnxruntime_s: float | None
-    alone_s: float  # estimated, with the programs that it would have alone
-    agreed_s: float  # with those that pack weights as the other shapes do
+    alone_s: float | None  # estimated, with the programs that it would have alone; None: it took them over from others
+    agreed_s: float | None  # with those that pack weights as the other shapes do
     max_error: float
     padded: str  # extents that were checked, padded to this shape
     padded_error: float
@@ -37,15 +37,15 @@ class RangeRows:
     weights_least: int  # those of one shape
     n_rounds: int
     n_trials: int
+    left_out: tuple[str, ...]  # shapes that were no faster than a larger one, in words
     probed: str  # how it was found that padding changes nothing
     seconds: Mapping[str, float]
 
     @property
     def cost(self) -> float:
         """Of agreeing on how weights are packed, over all shapes, as a share."""
-        alone = sum(row.alone_s / row.alone_s for row in self.buckets if row.alone_s)
-        agreed = sum(row.agreed_s / row.alone_s for row in self.buckets if row.alone_s)
-        return agreed / alone - 1 if alone else 0.0
+        ratios = [row.agreed_s / row.alone_s for row in self.buckets if row.alone_s and row.agreed_s]
+        return sum(ratios) / len(ratios) - 1 if ratios else 0.0
 
     @property
     def times(self) -> float:
@@ -71,6 +71,11 @@ def collect(title: str, joint: ModelFiles, families: Path, past: Sequence[RoundF
         weights_least=facts["weights_bytes"]["one_shape"],
         n_rounds=facts["n_rounds"],
         n_trials=facts["n_trials"],
+        left_out=tuple(
+            f"{_told(each['extents'])} ({milliseconds(each['latency_s'])} ms, {_told(each['taken'])} in its place "
+            f"{milliseconds(each['taken_s'])} ms)"
+            for each in facts["left_out"]
+        ),
         probed=f"{facts['probed']['by']} makes the same of the file at {len(checked)} lengths and of these, padded "
         f"with anything: the largest difference is {worst:.1e} of the largest value",
         seconds=accounting.spent(clocks([joint.subgraphs], families, past, [facts])),
@@ -103,15 +108,17 @@ def report(found: RangeRows) -> str:
         f"padding: {found.probed}\n"
         f"weights: {found.weights_bytes / 1e6:,.1f} MB, {found.times:.2f} times those of one shape; packing them alike "
         f"costs {100 * found.cost:.1f} % by estimate"
+        + "".join(f"\nleft out, no faster than a larger one: {text}" for text in found.left_out)
     )
     how = (
         "library, ONNX Runtime: whole models at the shape; alone, agreed: estimates, sums over subgraphs, with the "
         "fastest programs\nand with those that pack weights as other shapes do; padded: a shorter input, run as a user "
-        "does; errors are to the file"
+        "does; errors are to the file. Where\nthere are no estimates, programs were taken over from shapes that were "
+        "measured."
     )
     return "\n\n".join([found.title, told, f"{align([header, *rows])}\n{how}", time_table(found.seconds)])
 
 
 def share(row: BucketRow) -> str:
     """What agreeing costs a shape."""
-    return f"{100 * (row.agreed_s / row.alone_s - 1):.1f} %" if row.alone_s else "-"
+    return f"{100 * (row.agreed_s / row.alone_s - 1):.1f} %" if row.alone_s and row.agreed_s else "-"

@@ -87,6 +87,23 @@ def lacking(sharing: Sequence[Sharing], so_far: History) -> dict[str, str]:
     }
 
 
+def agreed(sharing: Sequence[Sharing], group_of: Mapping[str, str], so_far: History) -> tuple[dict[str, str], History]:
+    """The packing that each subgraph has in the end, and what was measured, as if only programs with it had been.
+
+    Args:
+        sharing: The subgraphs that were measured, which decide.
+        group_of: Their groups, and those of others.
+    """
+    wanted = chosen(sharing, so_far, is_final=True)
+    by_group = {each.group: wanted[each.subgraph_id] for each in sharing if each.subgraph_id in wanted}
+    packed = {subgraph_id: by_group[group] for subgraph_id, group in group_of.items() if group in by_group}
+    found = {
+        subgraph_id: restricted(past, packed[subgraph_id]) if subgraph_id in packed else past
+        for subgraph_id, past in so_far.subgraphs.items()
+    }
+    return packed, replace(so_far, subgraphs=found)
+
+
 def restricted(past: SubgraphHistory, name: str) -> SubgraphHistory:
     """A subgraph's past as if only programs with one packing had been measured; all of it, where there are none."""
     fastest = [timed for timed in past.fastest if packing(timed.trace) == name]

@@ -42,25 +42,37 @@ def joint_members(
     had been tried, weighted with importance (Ansor, OSDI 2020, section 6.1, with weights in place of its f1 to f4). So
     a second of a subgraph counts, for each model, its calls times the importance over that latency. The subgraphs of
     the first model are tried first, then what the second has besides, and so on: a library of each as early as can be.
+    What only models of no importance have is left out.
 
     Args:
         subgraphs: The SUBGRAPHS table of all models; `families` as in `join`.
         models: A MODELS table.
         shared: A SHARED table, if the models are one in several shapes.
     """
-    shares = dict(zip(*(shared[name].to_pylist() for name in ("subgraph_id", "group")), strict=True)) if shared else {}
+    shares = groups_of(shared) if shared else {}
     counts: defaultdict[str, float] = defaultdict(float)
     groups: dict[str, int] = {}
     rows = models.to_pylist()
     total = sum(row["importance"] for row in rows if row["subgraphs"])
     for group, row in enumerate(rows):
+        if not row["importance"]:
+            continue
         at_first = first_latency_s(row, so_far)
         for subgraph_id, calls in _calls(row):
             groups.setdefault(subgraph_id, group)
             counts[subgraph_id] += row["importance"] / total * calls / at_first
     return [Member(m.subgraph_id, m.family_id, counts[m.subgraph_id], groups[m.subgraph_id], m.guess_s,
-                   str(shares.get(m.subgraph_id, "")))
-            for m in members(subgraphs, families)]  # fmt: skip
+                   shares.get(m.subgraph_id, ""))
+            for m in members(subgraphs, families) if m.subgraph_id in counts]  # fmt: skip
+
+
+def groups_of(shared: pa.Table) -> dict[str, str]:
+    """By subgraph: what is equal for those that read the same weights.
+
+    Args:
+        shared: A SHARED table.
+    """
+    return {row["subgraph_id"]: str(row["group"]) for row in shared.to_pylist()}
 
 
 def first_latency_s(model: Mapping[str, Any], so_far: History) -> float:

@@ -2,6 +2,7 @@ import pytest
 
 from lib.contracts.errors import ModelError
 from lib.models import ranges
+from lib.models.ranges import RangeConfig
 from tests import range_files
 
 
@@ -16,22 +17,53 @@ def waste(buckets, lowest, highest):
     return [(bucket, bucket - extent) for extent, bucket in used.items()]
 
 
-@pytest.mark.parametrize("limits", [(1, 512), (1, 64), (3, 100), (1, 2048), (500, 512), (1, 8), (7, 16), (1, 63)])
-def test_of_what_is_computed_at_most_a_quarter_is_padding_or_seven_in_ranges_from_64_on(limits):
-    buckets = ranges.buckets(*limits)
+LIMITS = [(1, 512), (1, 64), (3, 100), (1, 2048), (500, 512), (1, 8), (7, 16), (1, 63)]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("most", [1, 20, 36])
+def test_of_what_is_computed_at_most_a_quarter_is_padding_or_seven_in_ranges_from_64_on(limits, most):
+    buckets = ranges.buckets(*limits, most)
 
     assert buckets[-1] == limits[1]
     assert all(4 * more <= bucket or (limits[1] >= 64 and more <= 7) for bucket, more in waste(buckets, *limits))
     assert limits[1] < 64 or all(bucket % 8 == 0 for bucket in buckets[:-1])
 
 
-def test_512_tokens_take_fifteen_buckets():
-    assert ranges.buckets(1, 512) == [8, 16, 24, 32, 40, 48, 56, 72, 96, 128, 168, 216, 288, 384, 512]
+def test_more_buckets_pad_less_down_to_a_twelfth():
+    few, many = ranges.buckets(1, 512, 1), ranges.buckets(1, 512, 36)
+
+    assert few == [8, 16, 24, 32, 40, 48, 56, 72, 96, 128, 168, 216, 288, 384, 512]
+    assert len(many) == 36
+    assert all(12 * more <= bucket or more <= 7 for bucket, more in waste(many, 1, 512))
+    assert max(more / bucket for bucket, more in waste(many, 65, 512)) < 0.1
+    assert ranges.buckets(1, 512, 100) == many
+
+
+@pytest.mark.parametrize("most", range(15, 37))
+def test_there_are_no_more_buckets_than_are_allowed_where_a_quarter_needs_no_more(most):
+    assert len(ranges.buckets(1, 512, most)) <= most
+
+
+def test_each_shape_has_an_anchor_near_that_counts_for_it(file):
+    found = ranges.parse(file, "batch=1 sequence=1..512", config=RangeConfig(buckets=36, anchors=6))
+    extents = [bucket["sequence"] for bucket in found.buckets]
+    anchors = [extent for extent, importance in zip(extents, found.importances, strict=True) if importance]
+
+    assert len(anchors) == 6
+    assert {8, 512} <= set(anchors)
+    assert sum(found.importances) == len(extents)
+    assert all(min(max(anchor / extent, extent / anchor) for anchor in anchors) <= 3 for extent in extents)
+
+
+def test_few_shapes_are_all_tuned(file):
+    assert ranges.parse(file, "batch=1..2 sequence=8,16").importances == [1.0] * 4
+    assert ranges.parse(file, "batch=1 sequence=8,16,24", config=RangeConfig(anchors=1)).importances == [3.0, 0.0, 0.0]
 
 
 def test_a_histogram_moves_buckets_to_where_less_is_computed_under_the_same_rule():
     counts = {extent: 1000.0 if extent in (65, 130, 260) else 1.0 for extent in range(1, 513)}
-    plain = ranges.buckets(1, 512)
+    plain = ranges.buckets(1, 512, 1)
     found = ranges.fitted(1, 512, counts, len(plain))
 
     def computed(buckets):

@@ -99,3 +99,14 @@ def test_rounds_ask_for_what_lacks_a_packing_before_they_improve_anything():
 @pytest.mark.parametrize("columns", [16, 64])
 def test_a_packing_is_read_from_the_index_map(columns):
     assert list(agreement.best_by_packing(past(timed(columns, 1.0)))) == [NARROW if columns == 16 else WIDE]
+
+
+def test_what_was_not_measured_has_the_packing_of_its_group_and_others_lose_what_packs_otherwise():
+    so_far = history(a=past(timed(16, 1.0), timed(64, 3.0)), b=past(timed(16, 9.0), timed(64, 2.0)))
+
+    packed, agreed = agreement.agreed(SHARED, {"a": "g", "b": "g", "c": "g", "d": "h"}, so_far)
+
+    assert packed == {"a": WIDE, "b": WIDE, "c": WIDE}
+    assert [each.latency_s for each in agreed.of("a").fastest] == [3.0]
+    assert [each.latency_s for each in agreed.of("b").fastest] == [2.0]
+    assert so_far.of("a").fastest[0].latency_s == 1.0

@@ -44,3 +44,11 @@ def test_a_model_is_ready_when_each_of_its_subgraphs_was_tried_whether_or_not_so
     assert (is_tried(MODEL_1, so_far), is_tried(MODEL_2, so_far)) == (True, False)
     assert first_latency_s(MODEL_1, so_far) == pytest.approx(6.0)
     assert latency_s(MODEL_1, so_far) == float("inf")
+
+
+def test_what_only_models_of_no_importance_have_is_not_tuned():
+    models = pa.Table.from_pylist([MODEL_1, {**MODEL_2, "importance": 0.0}], schema=MODELS)
+
+    assert {m.subgraph_id: m.weight for m in joint_members(SUBGRAPHS, CLUSTERED, models, known(a=[1.0], b=[1.0]))} == {
+        "a": 0.75, "b": 0.25,
+    }  # fmt: skip

@@ -1,0 +1,134 @@
+"""One shape of a model among several: what is built of it, and its library brought to compute what it should."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from lib import building, deploy, probing
+from lib.contracts import tables
+from lib.contracts.errors import CompilationError, VerificationError
+from lib.contracts.files import ModelFiles
+from lib.contracts.schemas import SUBGRAPHS
+from lib.graph.algorithms import IN_BF16
+from lib.machine.targets import AnyTarget
+from lib.measure.protocol import BuildModel
+from lib.measure.runner import Pool
+from lib.tuning.history import History
+from lib.verification import Built, CompileConfig, Estimate, Peer, verify
+from lib.winners import Choice, without_wrong
+
+_UNKNOWN = Estimate(0.0, is_complete=False)  # of the untuned model, which is not run in each shape
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model in one of its shapes."""
+
+    files: ModelFiles
+    extents: Mapping[str, int]
+    is_measured: bool = True  # else its programs were adapted from those of other shapes
+
+    @property
+    def name(self) -> str:
+        return "x".join(map(str, self.extents.values()))
+
+
+def built_of(shape: Shape, work: Path, precision: str) -> Built:
+    """What is built of a shape, in a folder of its own there."""
+    folder = work / shape.name
+    folder.mkdir()
+    interface = deploy.interface(tvm.ir.load_json(shape.files.module.read_text()))
+    has_bytes = any(
+        row.endswith("_int8") for row in tables.read(shape.files.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
+    )
+    return Built(folder, shape.files, interface, has_bytes or precision == IN_BF16, has_bytes)
+
+
+def order_of(shape: Shape, built: Built, choices: Sequence[Choice]) -> BuildModel:
+    """How its library is compiled."""
+    trace_of = {choice.subgraph_id: choice.trace for choice in choices}
+    traces = {
+        name: trace_of[row["subgraph_id"]]
+        for row in tables.read(shape.files.subgraphs, SUBGRAPHS).select(["subgraph_id", "functions"]).to_pylist()
+        if trace_of[row["subgraph_id"]]
+        for name in row["functions"]
+    }
+    chosen = built.folder / "traces.json"
+    chosen.write_text(json.dumps(traces))
+    return BuildModel(built.module, built.tuned, chosen, pack=True)
+
+
+class Righted:
+    """One shape's library, brought to compute what it should: what nobody checked gives way where it is wrong."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        built: Built,
+        subgraphs: Sequence[Mapping[str, Any]],
+        so_far: History,
+        config: CompileConfig,
+        pool: Pool,
+        target: AnyTarget,
+    ) -> None:
+        own = set(tables.read(shape.files.subgraphs, SUBGRAPHS)["subgraph_id"].to_pylist())
+        self._shape, self._built, self._so_far = shape, built, so_far
+        self._own = [row for row in subgraphs if row["subgraph_id"] in own]
+        self._config, self._pool, self._target = config, pool, target
+
+    def verified(
+        self, choices: Sequence[Choice], peer: Peer, failure: str = ""
+    ) -> tuple[dict[str, Any], Sequence[Choice]]:
+        """Facts of it (see `verification.verify`; the untuned model is not run beside it), and the choices of all
+        subgraphs with which they hold.
+
+        Args:
+            failure: Why it could not be built, if so.
+
+        Raises:
+            CompilationError, VerificationError: It does not work with checked programs either.
+        """
+        try:
+            self._require_built(failure)
+            return self._verify(peer), choices
+        except (CompilationError, VerificationError):
+            of = {choice.subgraph_id: choice for choice in choices}
+            before = [of[row["subgraph_id"]] for row in self._own]
+            right = without_wrong(before, self._own, self._so_far, self._config, self._pool)
+            if [each.trace for each in right] == [each.trace for each in before]:
+                raise
+        of |= {choice.subgraph_id: choice for choice in right}
+        choices = [of[choice.subgraph_id] for choice in choices]
+        self._build(order_of(self._shape, self._built, choices))
+        return self._verify(peer), choices
+
+    def _verify(self, peer: Peer) -> dict[str, Any]:
+        def check(library: Path) -> None:
+            if not library.exists():
+                module = self._built.module if library == self._built.rounded else self._built.reference
+                self._build(BuildModel(module, library, in_plain_loops=True))
+
+        peer.infer(self._built.inputs, self._built.folder / "outputs-onnx.npz")
+        try:
+            return verify(self._built, _UNKNOWN, self._config, self._pool, peer, None, check)
+        except VerificationError as error:
+            raise VerificationError(f"With {probing.told(self._shape.extents)}: {error}") from error
+
+    def _build(self, order: BuildModel) -> None:
+        limits = self._config
+        failed = building.build_all(
+            [order], self._target, memory_share=limits.memory_share, timeout_s=limits.build_timeout_s
+        )
+        self._require_built(failed.get(order.library, ""))
+
+    def _require_built(self, failure: str) -> None:
+        if failure:
+            raise CompilationError(
+                f"The model could not be compiled for {self._shape.name}: {failure}. Nothing was shipped; the "
+                "measurements are kept. [compile] build_timeout_s and memory_share limit the time and the memory of "
+                "that."
+            )

@@ -1,0 +1,67 @@
+"""Measurements of some shapes of a model in, programs for its other shapes out: adapted from those, nothing measured.
+
+A subgraph of another shape takes over what its relatives have: subgraphs that read the same weights, or, where it reads
+none, the nearest of its family. Of what becomes of their best programs at its own extents, the model that was trained
+on them chooses; weights are packed as the relatives agreed to pack them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lib import foretelling
+from lib.contracts import digests, tables
+from lib.contracts.clock import Clock
+from lib.contracts.files import ModelFiles, RoundFiles
+from lib.contracts.schemas import FAMILIES, MODELS, SHARED, SUBGRAPHS
+from lib.contracts.tables import Provenance
+from lib.machine.targets import AnyTarget
+from lib.search.evolution import SearchConfig
+from lib.searching import Known
+from lib.tuning import agreement, history, planning
+from lib.tuning.base import BaseModels
+from lib.tuning.members import groups_of, joint_members
+
+_CHOICES = 2  # programs of a subgraph: the second is for where the first does not work
+
+
+def run(
+    joint: ModelFiles,
+    families: Path,
+    past: Sequence[RoundFiles],
+    target: AnyTarget,
+    config: SearchConfig,
+    bases: BaseModels,
+    *,
+    seed: int,
+    provenance: Provenance,
+    out: RoundFiles,
+) -> Path:
+    """Adapt programs to the subgraphs that no round tried, and of which nothing that works was recalled.
+
+    Args:
+        joint: Has the SUBGRAPHS of all shapes, the MODELS and SHARED tables; `families`: their FAMILIES.
+        past: What was recalled and the finished rounds, with the models trained on them.
+        out: See `foretelling.write`.
+
+    Raises:
+        MissingInput, ContractError: An input is not there, or not what it should be.
+    """
+    clock = Clock()
+    described, clustered = tables.read(joint.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES)
+    shared, so_far = tables.read(joint.shared, SHARED), history.load(past)
+    members = joint_members(described, clustered, tables.read(joint.models, MODELS), so_far, shared)
+    group_of = groups_of(shared)
+    packed, agreed = agreement.agreed(planning.sharing(members), group_of, so_far)
+    with clock.spent("search"):
+        known = Known(described, clustered, past, agreed, bases)
+        searcher = known.searcher(target, config, digests.seed(seed, "adapted"))
+        relatives: dict[str, set[str]] = {}
+        for subgraph_id, group in group_of.items():
+            relatives.setdefault(group, set()).add(subgraph_id)
+        found = []
+        for each in known.subgraphs:
+            if foretelling.is_unknown(so_far.of(each.subgraph_id)):
+                donors = relatives.get(group_of.get(each.subgraph_id, ""), set())
+                programs = searcher.take_over(each.subgraph_id, _CHOICES, donors, packed.get(each.subgraph_id))
+                found.append((each, programs))
+    return foretelling.write(found, past, "from other shapes", provenance=provenance, clock=clock, out=out)
