@@ -125,6 +125,9 @@ class TunerTask(luigi.Task):
 class ExtractSubgraphs(TunerTask, StageTask):
     """Import the model and cut it into subgraphs."""
 
+    # Weights of the model in another shape, whose equals are not written again.
+    like: str = Text(default="", significant=False, description=argparse.SUPPRESS)
+
     path = property(lambda self: self.given.model_files.subgraphs)
     lock = property(lambda self: self.given.model_files.lock)  # all runs of a model share it
 
@@ -139,7 +142,10 @@ class ExtractSubgraphs(TunerTask, StageTask):
     def work(self) -> None:
         self.status("importing the model")
         given, made = self.given, self.provenance
-        extract.run(given.source, given.compile_target, given.algorithms, provenance=made, out=given.model_files)
+        extract.run(
+            given.source, given.compile_target, given.algorithms, provenance=made, out=given.model_files,
+            like=Path(self.like) if self.like else None,
+        )  # fmt: skip
 
 
 class JoinSubgraphs(TunerTask, StageTask):
@@ -151,11 +157,12 @@ class JoinSubgraphs(TunerTask, StageTask):
     @cached_property
     def extracted(self) -> list[ExtractSubgraphs | str]:
         """What extracts each model; or why nothing can, its file say is missing."""
-        return [self._extracted(own) for own in self.given.options_of_models()]
+        like = str(self.given.files_of_shapes[0].weights) if self.given.range else ""
+        return [self._extracted(own, like if n else "") for n, own in enumerate(self.given.options_of_models())]
 
-    def _extracted(self, own: dict[str, Any]) -> ExtractSubgraphs | str:
+    def _extracted(self, own: dict[str, Any], like: str = "") -> ExtractSubgraphs | str:
         try:
-            return self.clone(ExtractSubgraphs, **own, models="", lengths="")
+            return self.clone(ExtractSubgraphs, **own, models="", lengths="", like=like)
         except (TunerError, OSError) as error:
             return console.in_words(error)
 

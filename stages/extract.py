@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import tvm
 
-from lib.contracts import digests, settings, tables
+from lib.contracts import arrays, digests, settings, tables
 from lib.contracts.clock import Clock
 from lib.contracts.errors import ModelError
 from lib.contracts.files import ModelFiles
@@ -33,11 +33,20 @@ def inputs(out: ModelFiles, target: AnyTarget, config: AlgorithmConfig) -> str:
     return digests.of_text(out.folder.name, target.text, *made_by)
 
 
-def run(source: Source, target: AnyTarget, config: AlgorithmConfig, *, provenance: Provenance, out: ModelFiles) -> Path:
+def run(
+    source: Source,
+    target: AnyTarget,
+    config: AlgorithmConfig,
+    *,
+    provenance: Provenance,
+    out: ModelFiles,
+    like: Path | None = None,
+) -> Path:
     """Import a model and cut it into subgraphs.
 
     Args:
         source: A model of the zoo, an ONNX file, or an exported program of torch.
+        like: Weights of the same model in another shape: what is equal in them is not written again.
         out: Gets `module.json`, `weights.npz` and, last, the SUBGRAPHS table; where convolutions were replaced also
             `reference.json` and `kernels.npz`, the module and the weights as they were, to verify against.
 
@@ -56,7 +65,7 @@ def run(source: Source, target: AnyTarget, config: AlgorithmConfig, *, provenanc
             f"{source.model} is read, but its graph cannot be prepared for tuning: {reason}\n"
             "Where from: the same with --log-level DEBUG"
         ) from error
-    files = [_write_module(module, out.module), _write_weights(chosen.weights, out.weights)]
+    files = [_write_module(module, out.module), _write_weights(chosen.weights, out.weights, like)]
     if chosen is not loaded:
         changed = {name: value for name, value in loaded.weights.items() if value is not chosen.weights[name]}
         files.append(_write_module(fusion.fuse(loaded.module, target.tvm()), out.reference))
@@ -74,9 +83,9 @@ def _write_module(module: tvm.IRModule, path: Path) -> Path:
     return path
 
 
-def _write_weights(weights: Mapping[str, np.ndarray], path: Path) -> Path:
+def _write_weights(weights: Mapping[str, np.ndarray], path: Path, like: Path | None = None) -> Path:
     with tables.written_whole(path) as partial:
-        np.savez(partial, **dict(weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
+        arrays.write(path, partial, weights, like)
     return path
 
 

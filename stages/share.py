@@ -1,13 +1,12 @@
 """Shapes of one model in, which of their subgraphs read the same weights out: these are to pack them alike."""
 
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import tvm
 
-from lib.contracts import tables
+from lib.contracts import arrays, tables
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import SHARED, SUBGRAPHS
 from lib.contracts.tables import Provenance
@@ -27,7 +26,7 @@ def run(shapes: Sequence[ModelFiles], *, provenance: Provenance, out: ModelFiles
     read_by: dict[str, set[str]] = {}
     for files in shapes:
         of_function = readers(tvm.ir.load_json(files.module.read_text()))
-        contents = _contents(files.weights)
+        contents = arrays.contents(files.weights)  # two that only look alike would be packed alike for nothing
         for row in tables.read(files.subgraphs, SUBGRAPHS).select(["subgraph_id", "functions", "tunable"]).to_pylist():
             names = {name for function in row["functions"] for name in of_function.get(function, ())}
             if row["tunable"] and names:
@@ -52,10 +51,3 @@ def groups(read_by: Mapping[str, Iterable[str]]) -> list[list[str]]:
             members, own = members | other[0], own | other[1]
         found.append((members, own))
     return sorted(sorted(members) for members, _ in found)
-
-
-def _contents(weights: Path) -> dict[str, str]:
-    """Of each array of an .npz file what tells it from others, without reading them: size and checksum, as the archive
-    has them. Two that only look alike would be packed alike for nothing."""
-    with zipfile.ZipFile(weights) as archive:
-        return {entry.filename.removesuffix(".npy"): f"{entry.file_size} {entry.CRC}" for entry in archive.infolist()}

@@ -1,20 +1,103 @@
-"""Arrays in files of NumPy (.npz), which know no bf16: its elements come back as two bytes without a type."""
+"""Arrays in files of NumPy (.npz), which know no bf16: its elements come back as two bytes without a type.
 
+A file may leave out what another one has, so that the weights of a model in thirty shapes stand once: it then has an
+entry that says which file that is, and what its arrays are.
+"""
+
+import json
+import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from lib.contracts.errors import ContractError
+
+_ELSEWHERE = "elsewhere.json"
 _UNTYPED = np.dtype("V2")
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}  # by version
 
 
+def write(path: Path, partial: Path, arrays: Mapping[str, np.ndarray], like: Path | None = None) -> None:
+    """Write arrays by name.
+
+    Args:
+        path: Where the file will be.
+        partial: Where it is written; moved there by the caller once it is whole.
+        like: Such a file, which stays: what is equal in it is left out.
+    """
+    other = _origin(path, like) if like else None
+    kept = dict(arrays)
+    if other:
+        theirs = load(other)
+        kept = {name: array for name, array in arrays.items() if not _are_equal(array, theirs.get(name))}
+    np.savez(partial, **kept)  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
+    if other and len(kept) < len(arrays):
+        are = contents(other)
+        where = {
+            "file": os.path.relpath(other, path.parent),
+            "arrays": {name: "" if name in kept else are[name] for name in arrays},  # in their order
+        }
+        with zipfile.ZipFile(partial, "a") as archive:
+            archive.writestr(_ELSEWHERE, json.dumps(where))
+
+
+def _origin(path: Path, like: Path) -> Path | None:
+    """The file that a file like another one may refer to: one that has all of its arrays; None if that is itself."""
+    found = _elsewhere(like)
+    origin = like.parent / found["file"] if found else like
+    return None if origin.resolve() == path.resolve() else origin
+
+
+def _are_equal(array: np.ndarray, other: np.ndarray | None) -> bool:
+    """To the bit, zeros with their signs and what is no number included."""
+    if other is None or array.shape != other.shape or array.dtype != other.dtype:
+        return False
+    return np.ascontiguousarray(array).tobytes() == np.ascontiguousarray(other).tobytes()
+
+
+def _elsewhere(path: Path) -> dict[str, Any] | None:
+    with zipfile.ZipFile(path) as archive:
+        if _ELSEWHERE not in archive.namelist():
+            return None
+        found: dict[str, Any] = json.loads(archive.read(_ELSEWHERE))
+        return found
+
+
+def contents(path: Path) -> dict[str, str]:
+    """Of each array what tells it from others, without reading them: size and checksum, as the archive has them."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [entry for entry in archive.infolist() if entry.filename != _ELSEWHERE]
+        own = {entry.filename.removesuffix(".npy"): f"{entry.file_size} {entry.CRC}" for entry in entries}
+    found = _elsewhere(path)
+    return {name: said or own[name] for name, said in found["arrays"].items()} if found else own
+
+
 def load(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by name, in order; bf16 has its type again."""
+    """The arrays of a file by name, in order; bf16 has its type again.
+
+    Raises:
+        ContractError: It leaves out what another file had, and has no more.
+    """
     with np.load(path) as found:
-        return {name: _typed(found[name]) for name in found.files}
+        own = {name: _typed(found[name]) for name in found.files if name != _ELSEWHERE}
+    elsewhere = _elsewhere(path)
+    if not elsewhere:
+        return own
+    other = path.parent / elsewhere["file"]
+    is_there = other.exists()
+    are = contents(other) if is_there else {}
+    missing = [name for name, said in elsewhere["arrays"].items() if said and are.get(name) != said]
+    if missing:
+        raise ContractError(
+            f"{path} has the array {missing[0]} in {other}, which {'has another one now' if is_there else 'is gone'}. "
+            f"Remove the folder {path.parent.name}: the model is imported again then."
+        )
+    with np.load(other) as found:
+        return {name: _typed(found[name]) if said else own[name] for name, said in elsewhere["arrays"].items()}
 
 
 def values(path: Path) -> Sequence[np.ndarray]:
@@ -27,6 +110,8 @@ def dtypes(path: Path) -> set[np.dtype]:
     found = set()
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
+            if name == _ELSEWHERE:
+                continue
             with archive.open(name) as file:
                 read = _HEADERS[np.lib.format.read_magic(file)]  # type: ignore[no-untyped-call]  # NumPy has no types there
                 found.add(read(file)[2])  # type: ignore[no-untyped-call]
