@@ -18,7 +18,7 @@ from lib.machine.targets import AnyTarget
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.tuning.history import History
-from lib.verification import Built, CompileConfig, Estimate, Peer, verify
+from lib.verification import Built, CompileConfig, Estimate, Peer, is_quantized, verify
 from lib.winners import Choice, without_wrong
 
 _UNKNOWN = Estimate(0.0, is_complete=False)  # of the untuned model, which is not run in each shape
@@ -42,9 +42,8 @@ def built_of(shape: Shape, work: Path, precision: str) -> Built:
     folder = work / shape.name
     folder.mkdir()
     interface = deploy.interface(tvm.ir.load_json(shape.files.module.read_text()))
-    has_bytes = any(
-        row.endswith("_int8") for row in tables.read(shape.files.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
-    )
+    operators = tables.read(shape.files.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
+    has_bytes = is_quantized(operators, shape.files)
     return Built(folder, shape.files, interface, has_bytes or precision == IN_BF16, has_bytes)
 
 

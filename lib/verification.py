@@ -1,7 +1,7 @@
 """Whether a compiled model computes what it should, on a device of its own, and how fast beside the untuned one."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,6 +69,13 @@ class Estimate:
     def at_most(self, seconds: float) -> bool:
         """Whether it is foretold to take no longer."""
         return self.is_complete and self.seconds + self.beyond_s <= seconds
+
+
+def is_quantized(core_operators: Iterable[str], model: ModelFiles) -> bool:
+    """Whether a model's file has bytes, even where they are multiplied as floats here."""
+    if any(name.endswith("_int8") for name in core_operators):
+        return True
+    return model.kernels.exists() and np.dtype(np.int8) in arrays.dtypes(model.kernels)
 
 
 class Built:

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import tvm
 
@@ -34,7 +33,7 @@ from lib.models import onnx_facts
 from lib.tuning import history
 from lib.tuning.hopeless import LEAST, guess_s, is_hopeless
 from lib.tuning.members import join
-from lib.verification import Built, CompileConfig, Estimate, Peer, emulated, peer_of, verify
+from lib.verification import Built, CompileConfig, Estimate, Peer, emulated, is_quantized, peer_of, verify
 from lib.winners import Choice, choose_all, without_wrong
 
 Say = Callable[[str], None]
@@ -75,7 +74,7 @@ def run(
     """
     clock = Clock()
     subgraphs = join(tables.read(model.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES))
-    is_quantized = _is_quantized(subgraphs, model)
+    has_bytes = is_quantized((row["core_operator"] for row in subgraphs), model)
     so_far = history.load(past)
     kept = RunFiles(past[0].run).finalists if past else None
     with clock.spent("finalists"):
@@ -91,8 +90,8 @@ def run(
         with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
             module = tvm.ir.load_json(model.module.read_text())
             interface = deploy.interface(module)
-            is_narrow = is_quantized or precision == IN_BF16
-            built = Built(Path(work), model, interface, is_narrow, is_quantized)
+            is_narrow = has_bytes or precision == IN_BF16
+            built = Built(Path(work), model, interface, is_narrow, has_bytes)
             _recall_expected(model, identity, built)
             with peer_of(onnx) as peer:
 
@@ -129,7 +128,7 @@ def run(
         with clock.spent("finalists"):
             peaks = {"peak_flops": peak.flops(target, pool)}
             dots = registers(target.tvm()).dots if isinstance(target, targets.CpuTarget) else ()
-            for name, is_used, kind in (("bf16", precision == IN_BF16, BF16), ("int8", is_quantized, INT8)):
+            for name, is_used, kind in (("bf16", precision == IN_BF16, BF16), ("int8", has_bytes, INT8)):
                 if is_used and (fitting := [dot for dot in dots if dot.weights == kind.weights]):
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, fitting[0])
         outputs = deploy.outputs(module, onnx_facts.output_names(onnx.path) if onnx else ())
@@ -146,13 +145,6 @@ def run(
     written = manifest.write(out.manifest, provenance.inputs, facts, bundle.delivered(out))
     bundle.sweep(out)
     return written
-
-
-def _is_quantized(subgraphs: Sequence[Mapping[str, Any]], model: ModelFiles) -> bool:
-    """Whether its file has bytes, even where they are multiplied as floats here."""
-    if any(row["core_operator"].endswith("_int8") for row in subgraphs):
-        return True
-    return model.kernels.exists() and np.dtype(np.int8) in arrays.dtypes(model.kernels)
 
 
 def _ship(
