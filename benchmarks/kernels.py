@@ -1,26 +1,20 @@
-"""Where an inference's time goes: into which spaces' kernels, between them, and how near the peak the heaviest come.
+"""Where an inference's time goes: into which spaces' kernels, and between them.
 
     python benchmarks/kernels.py artifacts/TARGET/MODEL/runs/RUN ...
 
 Of compiled runs, from their own measurements. Kernels are timed one by one in their libraries, with weights from
-memory, the model as a whole: what is between them is the rest. Shares are of all kernels' time. The peak is a loop's of
-nothing but the kernel's multiplying instruction, measured in the same run; bytes are parameters and results, each once.
+memory, the model as a whole: what is between them is the rest. Shares are of all kernels' time. How near the machine's
+peaks they come is told by `roofline.py`.
 """
 
 import argparse
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import tvm
 
 from lib.contracts import manifest, tables
 from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import CANDIDATES, RESULTS, SUBGRAPHS
-from lib.report.rows import moved_bytes
-from lib.report.text import NARROW
 
 _UNTUNED = "untuned"
 _STOCK = ("metaschedule", _UNTUNED)  # spaces that are none of this project
@@ -35,8 +29,6 @@ class Kernel:
     space: str
     calls: int
     latency_s: float
-    flop: float
-    moved_bytes: int
 
     @property
     def time_s(self) -> float:
@@ -50,7 +42,6 @@ class Library:
 
     name: str
     latency_s: float
-    facts: Mapping[str, Any]
     kernels: tuple[Kernel, ...]
 
     @property
@@ -61,12 +52,6 @@ class Library:
     def share(self, space: str) -> float:
         """Of the kernels' time, of those of a space."""
         return sum(kernel.time_s for kernel in self.kernels if kernel.space == space) / self.kernels_s
-
-    def peak_of(self, kernel: Kernel) -> float | None:
-        """FLOP/s of the instruction that multiplies in it."""
-        kind = next((kind for kind in NARROW if kernel.operator.endswith(kind)), "")
-        found: float | None = self.facts.get(f"peak_flops{kind}")
-        return found
 
 
 def read(folder: Path) -> Library:
@@ -87,14 +72,12 @@ def read(folder: Path) -> Library:
             spaces.get(result["candidate_id"], _UNTUNED),
             subgraph["weight"],
             result["tuned_s"],
-            subgraph["flop"],
-            moved_bytes(tvm.ir.load_json(subgraph["workload"])["main"]),
         )
         for subgraph, result in zip(subgraphs, results, strict=True)
         if result["tuned_s"]
     ]
     latencies = facts["latencies_s"]["untuned" if facts["shipped"] == "untuned" else "tuned"]
-    return Library(model.name, sorted(latencies)[len(latencies) // 2], facts, tuple(kernels))
+    return Library(model.name, sorted(latencies)[len(latencies) // 2], tuple(kernels))
 
 
 def spaces_table(libraries: list[Library]) -> list[str]:
@@ -118,26 +101,12 @@ def spaces_table(libraries: list[Library]) -> list[str]:
     return lines
 
 
-def roofline_table(libraries: list[Library]) -> list[str]:
-    """The heaviest kernels beside what the machine can do."""
-    lines = ["| model | kernel | calls | share | us | GFLOP/s | of the peak | GB/s |", "|---" * 8 + "|"]
-    for library in libraries:
-        for kernel in sorted(library.kernels, key=lambda each: -each.time_s)[:_HEAVIEST]:
-            peak, flops = library.peak_of(kernel), kernel.flop / kernel.latency_s
-            cells = [kernel.operator, str(kernel.calls), f"{kernel.time_s / library.kernels_s:.1%}"]
-            cells += [f"{kernel.latency_s * 1e6:.4g}", f"{flops / 1e9:.4g}", f"{flops / peak:.0%}" if peak else "-"]
-            lines.append(
-                f"| {library.name} | {' | '.join(cells)} | {kernel.moved_bytes / kernel.latency_s / 1e9:.3g} |"
-            )
-    return lines
-
-
 def main() -> None:
-    """Print both."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a compiled run")
     libraries = [read(folder) for folder in parser.parse_args().runs]
-    print("\n".join([*spaces_table(libraries), "", *roofline_table(libraries)]))
+    print("\n".join(spaces_table(libraries)))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
                 *lowering.default_schedules(target),
                 *stages.dataflow_lower_passes(target),
                 plan,
-                storage.Centre(),
+                *([storage.Centre()] if target.kind.name == "llvm" else []),
                 *finalize,
             ]
         )
