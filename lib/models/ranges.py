@@ -5,10 +5,10 @@
     batch=1..8 sequence=1..512  each with each
 
 Buckets are chosen so that of what is computed at most a twelfth is padding, or more where that would make more buckets
-than the configuration allows, up to a quarter. From 64 on they are multiples of 8, which the rows of register tiles
-divide, and up to seven of padding are taken where the share is less: of a few rows, an inference takes as long as its
-weights take to be read. With a histogram of lengths there are as many buckets, so placed that the least is computed
-over all of them.
+than the configuration allows, up to a quarter. In ranges that go to 64 and beyond they are multiples of 8, which the
+rows of register tiles divide, up to 32 of 4; and up to seven of padding, there up to three, are taken where the share
+is less: of a few rows, an inference takes as long as its weights take to be read. With a histogram of lengths there are
+as many buckets, so placed that the least is computed over all of them.
 
 Only some buckets, the anchors, are tuned by measurements. They are spread evenly by the square roots of their extents,
 between where inferences take their time and where programs change most; the others take over what the anchors have
@@ -30,7 +30,8 @@ _OPEN = re.compile(r"([1-9][0-9]{0,9})\.\.([1-9][0-9]{0,9})")
 _EXTENT = re.compile(r"[1-9][0-9]{0,9}")
 _LONGEST = 60  # characters of a range in a name
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
-_GRANULE, _FROM = 8, 64  # buckets are multiples of that, of ranges that go so far
+_GRANULE, _FROM = 8, 64  # buckets are multiples of that, of ranges that go so far, ...
+_SHORT, _SHORT_TO = 4, 32  # ... and of that, up to there
 _MOST = 48  # buckets: each is compiled and checked
 _QUARTER, _TWELFTH = 4, 12  # of what is computed, one part in so many may be padding: at worst, and at best
 
@@ -41,7 +42,7 @@ Histogram = Mapping[int, float]  # how often each extent is asked for
 class RangeConfig:
     """How many shapes a bundle of a range has."""
 
-    buckets: int = 30  # of a dimension, where they are chosen here; more only where else more than a quarter is padding
+    buckets: int = 34  # of a dimension, where they are chosen here; more only where else more than a quarter is padding
     anchors: int = 5  # shapes that are tuned by measurements; the others take over what these have
 
     def __post_init__(self) -> None:
@@ -196,16 +197,15 @@ def _with_padding(lowest: int, highest: int, parts: int) -> list[int]:
         least = _least_before(found[0], highest, parts)
         if least < lowest:
             return found
-        granule = _granule(highest)
+        granule = _granule(highest, least)
         before = -(-least // granule) * granule
         found.insert(0, before if before < found[0] else least)
 
 
 def fitted(lowest: int, highest: int, histogram: Histogram, n: int) -> list[int]:
     """Up to n buckets with which the least is computed for a histogram of extents, at most a quarter of it padding."""
-    granule = _granule(highest)
-    multiples = range(-(-lowest // granule) * granule, highest, granule)
-    ends = sorted({*multiples, *_with_padding(lowest, highest, _QUARTER)})
+    multiples = {extent for extent in range(lowest, highest) if extent % _granule(highest, extent) == 0}
+    ends = sorted(multiples.union(_with_padding(lowest, highest, _QUARTER)))
     upto = list(accumulate((histogram.get(extent, 0.0) for extent in range(1, highest + 1)), initial=0.0))
 
     best: dict[int, tuple[float, list[int]]] = {lowest - 1: (0.0, [])}  # by the last bucket, of those so far
@@ -228,12 +228,15 @@ def fitted(lowest: int, highest: int, histogram: Histogram, n: int) -> list[int]
 
 def _least_before(bucket: int, highest: int, parts: int) -> int:
     """The least that the bucket before one may be; below the lowest extent, none is needed."""
-    most = max(bucket // parts, _granule(highest) - 1)  # of padding
+    most = max(bucket // parts, _granule(highest, bucket) - 1)  # of padding
     return bucket - most - 1
 
 
-def _granule(highest: int) -> int:
-    return _GRANULE if highest >= _FROM else 1
+def _granule(highest: int, extent: int) -> int:
+    """What extents about as large as that are multiples of."""
+    if highest < _FROM:
+        return 1
+    return _SHORT if extent <= _SHORT_TO else _GRANULE
 
 
 def _histogram(path: Path) -> Histogram:

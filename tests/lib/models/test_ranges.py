@@ -27,31 +27,31 @@ def test_of_what_is_computed_at_most_a_quarter_is_padding_or_seven_in_ranges_fro
 
     assert buckets[-1] == limits[1]
     assert all(4 * more <= bucket or (limits[1] >= 64 and more <= 7) for bucket, more in waste(buckets, *limits))
-    assert limits[1] < 64 or all(bucket % 8 == 0 for bucket in buckets[:-1])
+    assert limits[1] < 64 or all(bucket % (8 if bucket > 32 else 4) == 0 for bucket in buckets[:-1])
 
 
 def test_more_buckets_pad_less_down_to_a_twelfth():
-    few, many = ranges.buckets(1, 512, 1), ranges.buckets(1, 512, 36)
+    few, many = ranges.buckets(1, 512, 1), ranges.buckets(1, 512, 40)
 
-    assert few == [8, 16, 24, 32, 40, 48, 56, 72, 96, 128, 168, 216, 288, 384, 512]
-    assert len(many) == 36
+    assert few == [4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 72, 96, 128, 168, 216, 288, 384, 512]
+    assert len(many) == 40
     assert all(12 * more <= bucket or more <= 7 for bucket, more in waste(many, 1, 512))
     assert max(more / bucket for bucket, more in waste(many, 65, 512)) < 0.1
     assert ranges.buckets(1, 512, 100) == many
 
 
-@pytest.mark.parametrize("most", range(15, 37))
+@pytest.mark.parametrize("most", range(18, 41))
 def test_there_are_no_more_buckets_than_are_allowed_where_a_quarter_needs_no_more(most):
     assert len(ranges.buckets(1, 512, most)) <= most
 
 
 def test_each_shape_has_an_anchor_near_that_counts_for_it(file):
-    found = ranges.parse(file, "batch=1 sequence=1..512", config=RangeConfig(buckets=36, anchors=6))
+    found = ranges.parse(file, "batch=1 sequence=1..512", config=RangeConfig(buckets=40, anchors=6))
     extents = [bucket["sequence"] for bucket in found.buckets]
     anchors = [extent for extent, importance in zip(extents, found.importances, strict=True) if importance]
 
     assert len(anchors) == 6
-    assert {8, 512} <= set(anchors)
+    assert {4, 512} <= set(anchors)
     assert sum(found.importances) == len(extents)
     assert all(min(max(anchor / extent, extent / anchor) for anchor in anchors) <= 3 for extent in extents)
 
