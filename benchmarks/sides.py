@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -92,7 +93,8 @@ class Side:
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
-                pipe.close()
+                with suppress(BrokenPipeError):  # of what a side that died did not read
+                    pipe.close()
 
     def _ask(self, limit_s: float, **request: Any) -> dict[str, Any]:
         assert self.process.stdin

@@ -138,7 +138,9 @@ def test_a_night_that_is_killed_goes_on_and_measures_nothing_twice(tmp_path, net
             command, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         time.sleep(after_s)
-        while process.poll() is None and not any((tmp_path / "artifacts").glob("*/a-*/")):  # on a machine that is busy
+        while process.poll() is None and not any(
+            (tmp_path / "artifacts").glob("*/nights/*/runs/*/")
+        ):  # on a busy machine
             time.sleep(0.1)
         process.send_signal(signal.SIGKILL)
         process.wait()
