@@ -215,10 +215,11 @@ def _measured(
     spared, since it is known to be hopeless without a measurement.
     """
     beaten = is_spared or (past.untuned_s is not None and past.untuned_s > _HOPELESS * finalists[0].latency_s)
+    others: Sequence[TimedCandidate] = ()
     if beaten and n_timed == 1:
         latencies, base = [[program.latency_s] for program in finalists], list[float]()
     else:
-        finalists = finalists[:n_timed]
+        finalists, others = finalists[:n_timed], finalists[n_timed:]
         traces = [program.trace for program in finalists]
         latencies, base = pool.compare(workload, traces, config.repeats, baseline=None if beaten else EMPTY_TRACE)
     base_s = past.untuned_s if beaten else median(base) if base else None
@@ -227,6 +228,8 @@ def _measured(
         for found, program in zip(latencies, finalists, strict=True)
         if found
     )
+    if beaten:  # anything is better than the untuned one then
+        ranked += [(program.latency_s, program.candidate_id, program.trace) for program in others]
     wrong = 0
     for latency_s, candidate_id, trace in ranked:
         if base_s is not None and latency_s >= base_s:

@@ -15,7 +15,7 @@ from lib.contracts.statuses import Status
 from lib.machine import host, targets
 from lib.measure import identity
 from lib.measure.model_session import WorkerSession
-from lib.measure.process import Worker, WorkerGone, answered_or_late, living, start_all
+from lib.measure.process import Worker, WorkerGone, WorkerTimeout, answered_or_late, living, start_all
 from lib.measure.protocol import Build, Built, Check, Drop, Failed, Time
 from lib.measure.runner import Job, MeasureConfig, Measurement, measured
 from lib.rpc_server import scratch_folder
@@ -116,14 +116,27 @@ class LocalPool:
         return latencies
 
     def check(self, workload: str, trace: str, timeout_s: float) -> float | None:
-        """See `Pool.check`."""
+        """See `Pool.check`; what fails in a worker that did much before, say for want of memory, has a new one."""
+        found = self._checked(workload, trace, timeout_s)
+        if isinstance(found, str):
+            with self._lock:
+                for worker in self._workers:
+                    if worker not in self._lent:
+                        worker.kill()
+            found = self._checked(workload, trace, timeout_s)
+        return None if isinstance(found, str) else found
+
+    def _checked(self, workload: str, trace: str, timeout_s: float) -> float | str | None:
+        """The error; why there is none, if another worker may tell; None if not."""
         try:
             with self._a_worker() as worker:
                 worker.define(workload, timeout_s)
                 reply = worker.ask(Check(trace), timeout_s)
-        except WorkerGone:
+        except WorkerTimeout:
             return None
-        return None if isinstance(reply, Failed) else reply.max_error
+        except WorkerGone as gone:
+            return str(gone)
+        return reply.error if isinstance(reply, Failed) else reply.max_error
 
     @contextlib.contextmanager
     def _a_worker(self) -> Iterator[Worker]:

@@ -55,6 +55,15 @@ def test_a_worker_killed_from_outside_is_replaced(pool):
     assert sorted(m.candidate_id for m in found if m.status == "ok") == ["second", "third"]
 
 
+def test_a_check_that_fails_for_want_of_memory_is_made_in_a_new_worker(pool):
+    list(pool.run([job("first", matmul()), job("second", matmul(n=8))]))
+    for process in worker_processes():
+        process.rlimit(psutil.RLIMIT_DATA, (1 << 20, 1 << 20))
+    large = job("", matmul(512, 512, 512))
+
+    assert pool.check(large.workload, traces.EMPTY_TRACE, timeout_s=30) < 1e-5
+
+
 def test_a_clearly_slow_candidate_is_timed_once(cpu, pool):
     proposals = evolution.sample(matmul(64, 256, 256), cpu.tvm(), 4, known=set(), seed=0)
     jobs = [job(f"sampled {n}", matmul(64, 256, 256), p.trace) for n, p in enumerate(proposals)]
