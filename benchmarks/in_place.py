@@ -92,14 +92,20 @@ class Session:
         return [f"| {self.label} | {self.kernels[n][0]} | {here[n]:.1f} | {alone[n]:.1f} |" for n in worst]
 
 
-def sessions_of(folder: Path) -> list[Session]:
-    """The three sessions of a bundle that are timed."""
-    model = Model(folder)
+def inputs_of(model: Model) -> list[np.ndarray]:
+    """Random numbers where floats are asked for, else ones: ids and masks."""
     arrays = []
     for value in model.inputs:
         array = model.empty(value.name)
         array[...] = np.random.default_rng(0).random(array.shape) if "float" in value.dtype else 1
         arrays.append(array)
+    return arrays
+
+
+def sessions_of(folder: Path) -> list[Session]:
+    """The three sessions of a bundle that are timed."""
+    model = Model(folder)
+    arrays = inputs_of(model)
     name = folder.resolve().parents[2].name
 
     def session(label: str, threads: int, core: int | None = None, beside: Model | None = None) -> Session:

@@ -26,7 +26,7 @@ from lib.contracts import tables
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import SUBGRAPHS
 from lib.machine import host
-from lib.report.text import NARROW
+from lib.report.text import narrow_kind
 
 F32, BF16, INT8 = "ours f32", "ours bf16", "ours int8"
 ORT, OPENVINO, DEFAULT = "ONNX Runtime", "OpenVINO f32", "OpenVINO"
@@ -102,7 +102,7 @@ def work(compiled: Path) -> list[dict[str, object]] | None:
     rows = tables.read(ModelFiles(compiled.parents[2]).subgraphs, SUBGRAPHS)
     flop: dict[str, float] = {}
     for row in rows.select(["weight", "flop", "core_operator"]).to_pylist():
-        kind = next((kind for kind in NARROW if row["core_operator"].endswith(kind)), "")
+        kind = narrow_kind(row["core_operator"])
         flop[kind] = flop.get(kind, 0.0) + row["weight"] * row["flop"]
     if any(f"peak_flops{kind}" not in facts for kind in flop):
         return None

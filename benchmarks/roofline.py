@@ -30,13 +30,11 @@ from lib.machine import host
 from lib.machine.registers import registers
 from lib.measure import peak
 from lib.report.rows import moved_bytes
-from lib.report.text import NARROW
+from lib.report.text import narrow_kind
 from lib.runtime.family_tuner_runtime import Model
 from lib.tir import lowering
-from lib.tir.numerics import random_values
 
 _HEAVIEST = 4  # kernels of a model that are listed
-_STEPS = 1 << 16  # of the loop: a fifth of a millisecond
 _COPIES = {"cache": 4 << 20, "memory": 256 << 20}  # bytes
 _KINDS = {"bfloat16": "_bf16", "int8": "_int8"}  # of operators, by the elements of weights
 _PACKED = "_prepacked"  # what TVM calls a kernel whose weights are packed
@@ -46,7 +44,7 @@ class Machine:
     """What it does at most, in operations and bytes a second."""
 
     def __init__(self, target: tvm.target.Target, threads: int, kinds: Sequence[str]) -> None:
-        """Of kinds as `NARROW` has them; empty: float32."""
+        """Of kinds as `narrow_kind` has them; empty: float32."""
         self._loops = {kind: _loop(target, threads, kind) for kind in kinds}
         self._threads = threads
         self._copies = {name: np.zeros((2, threads, n_bytes // 8 // threads)) for name, n_bytes in _COPIES.items()}
@@ -65,16 +63,14 @@ class Machine:
 
 
 def _loop(target: tvm.target.Target, threads: int, kind: str) -> tuple[Callable[[], Any], float]:
-    machine = registers(target)
-    dot = next((dot for dot in machine.dots if kind == _KINDS[dot.weights]), None)
-    sums, lanes = machine.count * 3 // 4, machine.lanes
-    program = tvm.IRModule({"main": tvm.script.from_source(peak.source(threads, lanes, sums, _STEPS, dot))})
+    dot = next((dot for dot in registers(target).dots if kind == _KINDS[dot.weights]), None)
+    program, flop = peak.loop(target, threads, dot)
     function = lowering.build(program, target)["main"]
     tensors = [
         tvm.runtime.tensor(np.zeros(shape, dtype)) if dtype != "bfloat16" else tvm.runtime.empty(shape, dtype)
         for shape, dtype in (([int(n) for n in p.shape], str(p.dtype)) for p in program["main"].params)
     ]
-    return lambda: function(*tensors), 2.0 * (dot.depth if dot else 1) * threads * sums * lanes * _STEPS
+    return lambda: function(*tensors), flop
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -89,12 +85,8 @@ def measure(folder: Path, seconds: float) -> pd.DataFrame:
     facts = manifest.read(folder / "manifest.json")
     subgraphs = tables.read(ModelFiles(folder.parents[2]).subgraphs, SUBGRAPHS).to_pylist()
     of_kernel = {name: subgraph for subgraph in subgraphs for name in subgraph["functions"]}
-    kinds = {subgraph["subgraph_id"]: _kind(subgraph["core_operator"]) for subgraph in subgraphs}
-    arrays = []
-    for value in model.inputs:
-        array = model.empty(value.name)
-        array[...] = random_values(array.shape, "float32", 0, seed=0) if "float" in value.dtype else 1
-        arrays.append(array)
+    kinds = {subgraph["subgraph_id"]: narrow_kind(subgraph["core_operator"]) for subgraph in subgraphs}
+    arrays = in_place.inputs_of(model)
     session = model.session()
     kernels = in_place._kernels(model, session, arrays)
     one = in_place.Session("", session, arrays, kernels)
@@ -148,7 +140,7 @@ def table(rows: pd.DataFrame) -> list[str]:
             lines.append(f"| {model} | {' | '.join(cells)} |")
         roof = part["roof_s"].sum()
         whole.append(f"| {model} | {total * 1e3:.4g} | {roof * 1e3:.4g} | {roof / total:.0%} |")
-    peaks = {_told(kind): found["peak_flops"].max() for kind, found in rows.groupby(rows["operator"].map(_kind))}
+    peaks = {_told(kind): found["peak_flops"].max() for kind, found in rows.groupby(rows["operator"].map(narrow_kind))}
     told = ", ".join(f"{name} {peak / 1e9:,.0f}" for name, peak in peaks.items())
     speeds = [rows[f"{name}_bytes_per_s"].median() / 1e9 for name in _COPIES]
     first = rows.iloc[0]
@@ -158,10 +150,6 @@ def table(rows: pd.DataFrame) -> list[str]:
         f"{rows['turns'].max()} turns; revision {first['revision']}, {first['date']}."
     )
     return [*lines, "", *whole, "", notes]
-
-
-def _kind(operator: str) -> str:
-    return next((kind for kind in NARROW if operator.endswith(kind)), "")
 
 
 def _told(kind: str) -> str:

@@ -12,13 +12,12 @@ from statistics import median
 from typing import Any
 
 from lib.contracts import arrays
-from lib.contracts.errors import VerificationError
 from lib.machine import host
 from lib.machine.targets import AnyTarget
 from lib.measure.model_session import WorkerSession
 from lib.measure.process import Worker, WorkerGone
 from lib.measure.runner import ModelFailed, Pool
-from lib.verification import Built, CompileConfig, Peer
+from lib.verification import Built, CompileConfig, Peer, does_not_run
 
 _TURNS, _TURN_S = 2, 0.2  # of a library in turn with its file, or with the library of a larger shape
 _GLANCE_S = 0.05  # of one alone
@@ -55,7 +54,7 @@ def _checked(built: Built, peer: Peer, target: AnyTarget, config: CompileConfig)
     finally:
         worker.kill()
     error = peer.error(arrays.values(out))
-    tolerance = config.tolerance_narrow if built.is_narrow else config.tolerance
+    tolerance = built.tolerance(config)
     return {"compared_with": peer.by, "max_error": error, "tolerance": tolerance} if error <= tolerance else None
 
 
@@ -74,7 +73,7 @@ def latencies(built: Built, peer: Peer | None, pool: Pool, timeout_s: float) -> 
                 if peer and (latency_s := peer.time(_TURN_S)) is not None:
                     found.setdefault("onnxruntime", []).append(latency_s)
     except ModelFailed as failure:
-        raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
+        raise does_not_run(failure) from failure
     return found
 
 
@@ -117,5 +116,5 @@ def _in_turn(first: Built, second: Built, pool: Pool, timeout_s: float) -> tuple
                 for name, own in found.items():
                     own.append(session.time(name, _TURN_S))
     except ModelFailed as failure:
-        raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
+        raise does_not_run(failure) from failure
     return median(found["first"]), median(found["second"])

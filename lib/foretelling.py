@@ -17,6 +17,8 @@ from lib.searching import Searched
 from lib.tuning.history import FORETOLD, SubgraphHistory
 from lib.tuning.planning import PlanRow
 
+CHOICES = 2  # programs of a subgraph: the second is for where the first does not work
+
 
 def write(
     found: Sequence[tuple[Searched, Sequence[Proposal]]],

@@ -12,12 +12,14 @@ from lib import building, deploy, probing
 from lib.contracts import tables
 from lib.contracts.errors import CompilationError, VerificationError
 from lib.contracts.files import ModelFiles
-from lib.contracts.schemas import SUBGRAPHS
+from lib.contracts.schemas import FAMILIES, MODELS, SHARED, SUBGRAPHS
 from lib.graph.algorithms import IN_BF16
 from lib.machine.targets import AnyTarget
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
+from lib.tuning import agreement, planning
 from lib.tuning.history import History
+from lib.tuning.members import groups_of, joint_members
 from lib.verification import Built, CompileConfig, Estimate, Peer, is_quantized, verify
 from lib.winners import Choice, without_wrong
 
@@ -35,6 +37,21 @@ class Shape:
     @property
     def name(self) -> str:
         return "x".join(map(str, self.extents.values()))
+
+
+def agreed_of(joint: ModelFiles, families: Path, so_far: History) -> tuple[dict[str, str], History]:
+    """How each subgraph of all shapes packs its weights, and what was measured as if only programs with that had been:
+    see `agreement.agreed`.
+
+    Args:
+        joint: Has the SUBGRAPHS of all shapes, the MODELS and SHARED tables; `families`: their FAMILIES.
+    """
+    shared = tables.read(joint.shared, SHARED)
+    members = joint_members(
+        tables.read(joint.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES), tables.read(joint.models, MODELS),
+        so_far, shared,
+    )  # fmt: skip
+    return agreement.agreed(planning.sharing(members), groups_of(shared), so_far)
 
 
 def built_of(shape: Shape, work: Path, precision: str) -> Built:
@@ -108,8 +125,7 @@ class Righted:
     def _verify(self, peer: Peer) -> dict[str, Any]:
         def check(library: Path) -> None:
             if not library.exists():
-                module = self._built.module if library == self._built.rounded else self._built.reference
-                self._build(BuildModel(module, library, in_plain_loops=True))
+                self._build(self._built.in_plain_loops(library))
 
         peer.infer(self._built.inputs, self._built.folder / "outputs-onnx.npz")
         try:

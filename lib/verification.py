@@ -18,6 +18,7 @@ from lib.contracts.settings import limit
 from lib.measure import onnx_peer
 from lib.measure.emulator import Emulator
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
+from lib.measure.protocol import BuildModel
 from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.tir.numerics import largest_magnitude, random_values, relative_error
 
@@ -71,6 +72,11 @@ class Estimate:
         return self.is_complete and self.seconds + self.beyond_s <= seconds
 
 
+def does_not_run(failure: ModelFailed) -> VerificationError:
+    """What to say of a library that fails where it is run."""
+    return VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}")
+
+
 def is_quantized(core_operators: Iterable[str], model: ModelFiles) -> bool:
     """Whether a model's file has bytes, even where they are multiplied as floats here."""
     if any(name.endswith("_int8") for name in core_operators):
@@ -112,15 +118,23 @@ class Built:
         # architecture: there `tuned` is what runs, on a device that has it, or compiled for this machine.
         self.delivered = self.packing = self.tuned
 
+    def tolerance(self, config: CompileConfig) -> float:
+        """How far it may be from its file, over the largest value."""
+        return config.tolerance_narrow if self.is_narrow else config.tolerance
+
     @cached_property
     def reference_weights(self) -> Path:
         """Those of `reference`; written when they are first asked for, since that takes as long as to pack them."""
         if not self._kernels:
             return self.weights
         path = self.folder / "reference-weights.npz"
-        weights = {**arrays.load(self.weights), **arrays.load(self._kernels)}
-        np.savez(path, **weights)  # type: ignore[arg-type]  # as in stages/extract.py
+        arrays.write(path, path, {**arrays.load(self.weights), **arrays.load(self._kernels)})
         return path
+
+    def in_plain_loops(self, library: Path) -> BuildModel:
+        """How `checked` or `rounded` is built."""
+        module = self.module if library == self.rounded else self.reference
+        return BuildModel(module, library, in_plain_loops=True)
 
     def deliver_another(self) -> Path:
         """A library that is shipped in place of `tuned`, and never run; to be built."""
@@ -189,7 +203,7 @@ def verify(
                 _latencies(session, libraries, built.inputs, turns, seconds, peer) if is_timed else {"tuned": []}
             )
     except ModelFailed as failure:
-        raise VerificationError(f"The compiled model does not run ({failure.operation}): {failure.reason}") from failure
+        raise does_not_run(failure) from failure
     error = agreed.error
     np.savez(built.agreed, *agreed.expected)
     if not runs_untuned:
@@ -368,7 +382,7 @@ def _agreed(
     Raises:
         VerificationError: They agree with neither, or an output has no finite element to compare.
     """
-    tolerance = config.tolerance_narrow if built.is_narrow else config.tolerance
+    tolerance = built.tolerance(config)
     session.pack_weights(built.packing, built.weights, out=built.packed)
     found = _outputs(session, built, "tuned", built.folder / "outputs-tuned.npz")
     if peer:

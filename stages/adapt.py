@@ -12,16 +12,15 @@ from lib import foretelling
 from lib.contracts import digests, tables
 from lib.contracts.clock import Clock
 from lib.contracts.files import ModelFiles, RoundFiles
-from lib.contracts.schemas import FAMILIES, MODELS, SHARED, SUBGRAPHS
+from lib.contracts.schemas import FAMILIES, SHARED, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.machine.targets import AnyTarget
 from lib.search.evolution import SearchConfig
 from lib.searching import Known
-from lib.tuning import agreement, history, planning
+from lib.shapes import agreed_of
+from lib.tuning import history
 from lib.tuning.base import BaseModels
-from lib.tuning.members import groups_of, joint_members
-
-_CHOICES = 2  # programs of a subgraph: the second is for where the first does not work
+from lib.tuning.members import groups_of
 
 
 def run(
@@ -48,10 +47,8 @@ def run(
     """
     clock = Clock()
     described, clustered = tables.read(joint.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES)
-    shared, so_far = tables.read(joint.shared, SHARED), history.load(past)
-    members = joint_members(described, clustered, tables.read(joint.models, MODELS), so_far, shared)
-    group_of = groups_of(shared)
-    packed, agreed = agreement.agreed(planning.sharing(members), group_of, so_far)
+    so_far, group_of = history.load(past), groups_of(tables.read(joint.shared, SHARED))
+    packed, agreed = agreed_of(joint, families, so_far)
     with clock.spent("search"):
         known = Known(described, clustered, past, agreed, bases)
         searcher = known.searcher(target, config, digests.seed(seed, "adapted"))
@@ -62,6 +59,6 @@ def run(
         for each in known.subgraphs:
             if foretelling.is_unknown(so_far.of(each.subgraph_id)):
                 donors = relatives.get(group_of.get(each.subgraph_id, ""), set())
-                programs = searcher.take_over(each.subgraph_id, _CHOICES, donors, packed.get(each.subgraph_id))
-                found.append((each, programs))
+                packing = packed.get(each.subgraph_id)
+                found.append((each, searcher.take_over(each.subgraph_id, foretelling.CHOICES, donors, packing)))
     return foretelling.write(found, past, "from other shapes", provenance=provenance, clock=clock, out=out)

@@ -97,7 +97,7 @@ def run(
 
                 def check(library: Path) -> None:
                     if not library.exists():
-                        _build_all([_in_plain_loops(built, library)], pool.runs, config)
+                        _build_all([built.in_plain_loops(library)], pool.runs, config)
 
                 def make(choices: Sequence[Choice]) -> dict[str, Any]:
                     with clock.spent("build"):
@@ -268,7 +268,7 @@ def _build(
     chosen.write_text(json.dumps(traces))
     orders = [BuildModel(built.module, built.tuned, chosen, pack=True)]
     if not peer and not built.expected.exists():
-        orders.append(_in_plain_loops(built, built.checked))
+        orders.append(built.in_plain_loops(built.checked))
     if runs_untuned:  # an untuned ViT takes minutes
         orders.append(BuildModel(built.reference, built.untuned))
     with ThreadPoolExecutor(1) as beside:
@@ -281,11 +281,6 @@ def _build(
             _build_all([order], target if is_absent else targets.stand_in(target), config)
         if inferred:
             inferred.result()
-
-
-def _in_plain_loops(built: Built, library: Path) -> BuildModel:
-    module = built.module if library == built.rounded else built.reference
-    return BuildModel(module, library, in_plain_loops=True)
 
 
 def _build_all(orders: Sequence[BuildModel], target: targets.AnyTarget, config: CompileConfig) -> None:

@@ -24,7 +24,7 @@ from lib.contracts import arrays, digests, manifest, settings, tables
 from lib.contracts.clock import Clock
 from lib.contracts.errors import VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
-from lib.contracts.schemas import FAMILIES, MODELS, RESULTS, SHARED, SUBGRAPHS, TRAINING
+from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
 from lib.graph.algorithms import AS_IT_IS
@@ -34,11 +34,11 @@ from lib.measure.onnx_peer import OnnxFile, OnnxPeer
 from lib.measure.runner import Pool
 from lib.models import onnx_facts
 from lib.runtime.family_tuner_runtime.ranges import cut
-from lib.shapes import Righted, Shape, built_of, order_of
+from lib.shapes import Righted, Shape, agreed_of, built_of, order_of
 from lib.tir.numerics import relative_error
-from lib.tuning import agreement, history, planning
+from lib.tuning import history
 from lib.tuning.history import History
-from lib.tuning.members import groups_of, join, joint_members
+from lib.tuning.members import join
 from lib.verification import Built, CompileConfig, Peer
 from lib.winners import Choice, choose_all
 
@@ -82,7 +82,7 @@ def run(
     subgraphs = join(tables.read(joint.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES))
     so_far, probed = history.load(past), manifest.read(joint.probed)
     with clock.spent("finalists"):
-        agreed = _agreed(joint, families, so_far)
+        _, agreed = agreed_of(joint, families, so_far)
         choices: Sequence[Choice] = choose_all(subgraphs, agreed, config, pool, say, RunFiles(past[0].run).finalists)
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
@@ -149,16 +149,6 @@ def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
     """Digest of what a bundle is compiled from: the last round stands on all before it."""
     made_as = settings.digest(settings.deciding(config), bundle.OF_RANGES)
     return digests.of_text(made_as, tables.made_from((past[-1].training, TRAINING)))
-
-
-def _agreed(joint: ModelFiles, families: Path, so_far: History) -> History:
-    """What was measured, as if of each subgraph only the programs had been that pack weights as its group does."""
-    shared = tables.read(joint.shared, SHARED)
-    members = joint_members(
-        tables.read(joint.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES), tables.read(joint.models, MODELS),
-        so_far, shared,
-    )  # fmt: skip
-    return agreement.agreed(planning.sharing(members), groups_of(shared), so_far)[1]
 
 
 def _peer(built: Built, onnx: OnnxFile, session: OnnxPeer) -> Peer:

@@ -16,8 +16,6 @@ from lib.searching import Known
 from lib.tuning import history
 from lib.tuning.base import BaseModels
 
-_CHOICES = 2  # candidates of a subgraph: the second is for where the first cannot be compiled
-
 
 def run(
     subgraphs: Path,
@@ -49,5 +47,5 @@ def run(
         known = Known(described, clustered, past, so_far, bases)
         searcher = known.searcher(target, config, digests.seed(seed, "foretold"))
         unknown = [each for each in known.subgraphs if foretelling.is_unknown(so_far.of(each.subgraph_id))]
-        found = [(each, searcher.foretell(each.subgraph_id, _CHOICES)) for each in unknown]
+        found = [(each, searcher.foretell(each.subgraph_id, foretelling.CHOICES)) for each in unknown]
     return foretelling.write(found, past, "by model", provenance=provenance, clock=clock, out=out)

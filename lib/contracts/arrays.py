@@ -56,7 +56,8 @@ def _are_equal(array: np.ndarray, other: np.ndarray | None) -> bool:
     """To the bit, zeros with their signs and what is no number included."""
     if other is None or array.shape != other.shape or array.dtype != other.dtype:
         return False
-    return np.ascontiguousarray(array).tobytes() == np.ascontiguousarray(other).tobytes()
+    own, others = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (array, other))
+    return np.array_equal(own, others)
 
 
 def _elsewhere(path: Path) -> dict[str, Any] | None:

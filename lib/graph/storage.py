@@ -34,8 +34,6 @@ class Centre:
 
 
 def _centred(block: relax.BindingBlock) -> relax.BindingBlock:
-    if isinstance(block, relax.DataflowBlock):
-        return block
     sizes = {each.var: int(each.value.args[0].values[0]) for each in block.bindings if _calls(each, _ALLOC_STORAGE)}
 
     def centred(binding: relax.Binding) -> relax.Binding:

@@ -62,12 +62,17 @@ def flops(target: AnyTarget, pool: Pool, dot: Dot | None = None) -> float | None
     """
     if not isinstance(target, CpuTarget):
         return None
-    machine = registers(target.tvm())
-    sums, lanes = machine.count * 3 // 4, machine.lanes
-    workload = tvm.IRModule({"main": tvm.script.from_source(source(target.threads, lanes, sums, _STEPS, dot))})
+    workload, flop = loop(target.tvm(), target.threads, dot)
     [latencies], _ = pool.compare(tvm.ir.save_json(workload), [EMPTY_TRACE], _REPEATS, baseline=None)
-    depth = dot.depth if dot else 1
-    return 2 * depth * target.threads * sums * lanes * _STEPS / min(latencies) if latencies else None
+    return flop / min(latencies) if latencies else None
+
+
+def loop(target: tvm.target.Target, threads: int, dot: Dot | None = None) -> tuple[tvm.IRModule, int]:
+    """The program for a CPU, and the FLOP of a run."""
+    machine = registers(target)
+    sums, lanes = machine.count * 3 // 4, machine.lanes
+    program = tvm.IRModule({"main": tvm.script.from_source(source(threads, lanes, sums, _STEPS, dot))})
+    return program, 2 * (dot.depth if dot else 1) * threads * sums * lanes * _STEPS
 
 
 def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = None) -> str:

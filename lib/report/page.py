@@ -16,7 +16,7 @@ from lib.report import ranges
 from lib.report.nights import ModelRow, NightRows
 from lib.report.ranges import RangeRows
 from lib.report.rows import RunRows, SubgraphRow
-from lib.report.text import NARROW, counted, in_floats, learned, milliseconds
+from lib.report.text import NARROW, counted, in_floats, learned, milliseconds, narrow_kind
 from lib.report.treemap import Box, layout
 from lib.tir.numerics import VANISHING
 
@@ -60,8 +60,7 @@ def run_page(run: RunRows, folder: Path) -> str:
     from lib.report import drawings  # with Matplotlib, for which commands that draw nothing need not wait
 
     def peak_of(row: SubgraphRow) -> float | None:
-        kind = next((kind for kind in NARROW if row.operator.endswith(kind)), "")
-        found: float | None = run.facts.get(f"peak_flops{kind}")
+        found: float | None = run.facts.get(f"peak_flops{narrow_kind(row.operator)}")
         return found
 
     curves = [

@@ -126,6 +126,13 @@ def model_lines(run: RunRows) -> str:
 
 
 NARROW = ("_bf16", "_int8")  # how operators end whose elements are
+
+
+def narrow_kind(operator: str) -> str:
+    """Which of these an operator ends in; empty: its elements are float32."""
+    return next((kind for kind in NARROW if operator.endswith(kind)), "")
+
+
 _WHY_WIDE = {"batch_matmul": "columns that fill no vectors", "group_conv2d": "groups of an odd number of channels",
              "depthwise_conv2d": "a depthwise convolution"}  # fmt: skip
 _NOT_QUANTIZED = "not quantised in the file, or not as instructions take it"
