@@ -34,7 +34,7 @@ from lib.machine import host
 from lib.tir.numerics import relative_error
 
 TOLERANCE = 1e-3
-_PATIENCE = 3  # times the turns that were asked for, until there are so many in which the cores shared a cache
+PATIENCE = 3  # times the turns that were asked for, until there are so many in which the cores shared a cache
 _ENOUGH = 5  # turns, for a ratio of its own
 _ORDER = ("library", "onnxruntime", "openvino", "torch", "stock")  # of columns
 VENDORS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.compile"}
@@ -69,7 +69,14 @@ SCHEMA = pa.schema(
 )
 
 
-def measure(kinds: Mapping[str, tuple[str, Path]], threads: int, turns: int, seconds: float, seed: int) -> pd.DataFrame:
+def measure(
+    kinds: Mapping[str, tuple[str, Path]],
+    threads: int,
+    turns: int,
+    seconds: float,
+    seed: int,
+    patience: int = PATIENCE,
+) -> pd.DataFrame:
     """Rows of one model, without what is equal in all of them.
 
     Args:
@@ -96,7 +103,7 @@ def measure(kinds: Mapping[str, tuple[str, Path]], threads: int, turns: int, sec
         reference = _reference(outputs, kinds)
         errors = {name: _difference(found, outputs[reference]) for name, found in outputs.items()}
         del outputs
-        for turn in sides.in_turn(ready, turns, seconds=seconds, seed=seed, at_most=_PATIENCE * turns):
+        for turn in sides.in_turn(ready, turns, seconds=seconds, seed=seed, at_most=patience * turns):
             rows.append(asdict(turn) | {"version": ready[turn.side].version})
     frame = pd.DataFrame(rows).rename(columns={"number": "turn"})
     frame["kind"] = [kinds[name][0] for name in frame["side"]]
@@ -153,7 +160,8 @@ def read(folder: Path) -> pd.DataFrame:
 
 
 class Race:
-    """The turns of one model: those in which the cores shared a cache all the time, or else all others."""
+    """The turns of one model: those in which the cores shared a cache all the time, or all if there are none; or, with
+    `near` false, the others."""
 
     def __init__(self, rows: pd.DataFrame, *, near: bool = True) -> None:
         self.rows = rows
@@ -162,6 +170,8 @@ class Race:
         latencies = timed.pivot_table(index="turn", columns="side", values="latency_s", dropna=False)
         speeds = timed.groupby("turn")["between_cores"].min().reindex(latencies.index)
         are_near = cores.are_near(speeds, timed["between_cores"].max())
+        if near and not are_near.any():
+            are_near[:] = True
         chosen = latencies[are_near == near]
         self.latencies = chosen.dropna(axis="columns")  # who did not finish all turns is not compared
 
@@ -259,6 +269,12 @@ def main() -> None:
     parser.add_argument("--pt2", type=Path, help="for torch.compile")
     parser.add_argument("--name", help="of the model; default: the file's, or else the first folder's")
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=PATIENCE,
+        help="times so many turns at most, until the cores shared a cache in as many as were asked for",
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="timed in a turn; at least one inference")
     parser.add_argument("--seed", type=int, default=0, help="of the order in each turn")
     parser.add_argument("--revision", default="", help="of the code that compiled the libraries; default: this clone's")
@@ -279,7 +295,7 @@ def main() -> None:
         kinds[VENDORS["torch"]] = ("torch", options.pt2)
     name = options.name or (options.onnx or options.pt2 or next(iter(kinds.values()))[1]).stem
     threads = host.physical_cores()
-    rows = measure(kinds, threads, options.turns, options.seconds, options.seed).assign(
+    rows = measure(kinds, threads, options.turns, options.seconds, options.seed, options.patience).assign(
         model=name, **provenance.columns(threads, options.revision)
     )
     write(rows, options.out / f"{name}.parquet")

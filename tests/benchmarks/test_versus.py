@@ -17,6 +17,16 @@ COMMON = {"max_error": 1e-6, "reference": "ONNX Runtime", "failure": "", "thread
 COMMON |= {"revision": "abc", "date": "2026-01-01", "version": "1", "between_cores": np.nan}
 
 
+def test_where_no_turn_had_a_common_cache_all_the_time_all_count():
+    speeds = {"ours": [75e9, 25e9, 75e9], "OpenVINO": [25e9, 75e9, 25e9]}
+    rows = pd.concat(
+        rows_of("net", side, kind, [ms] * 3).assign(between_cores=speeds[side])
+        for side, kind, ms in (("ours", "library", 1.0), ("OpenVINO", "openvino", 2.0))
+    )
+
+    assert "| net | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] | 2.00 [2.00, 2.00] |" in versus.table(rows)
+
+
 def test_turns_in_which_cores_shared_no_cache_are_apart():
     near, far = {"between_cores": 75e9}, {"between_cores": 25e9}
     ours = [1.0, 9.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0]
@@ -113,7 +123,7 @@ def race(by_stock, product, tmp_path_factory):
     right = Mapped(by_stock / "weights.safetensors").arrays()
     weights.write(folder / "wrong" / "weights.safetensors", {name: 1.01 * array for name, array in right.items()})
     libraries = [f"ours={by_stock}", f"wrong={folder / 'wrong'}", f"broken={folder / 'none'}", f"stock={by_stock}"]
-    options = ("--turns", 3, "--seconds", 0.01, "--revision", "abc", "--out", folder / "rows")
+    options = ("--turns", 3, "--patience", 1, "--seconds", 0.01, "--revision", "abc", "--out", folder / "rows")
     done = run_script("versus.py", "--libraries", *libraries, "--onnx", product.onnx, *options)
     return done, versus.read(folder / "rows"), folder / "rows"
 
