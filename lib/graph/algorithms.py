@@ -59,8 +59,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     elif not takes_unsigned:
         model = signed.in_signed(model, of_bytes[0])
     choices: list[reweight.Choose] = []
-    if config.winograd == "auto" and not is_narrow:  # in bf16, the products cost less than its transforms
-        choices.append(winograd.replacement)
+    if config.winograd == "auto":
+        choices.append(winograd.narrow_replacement if is_narrow else winograd.replacement)
     if config.widen == "auto":
         choices.append(widen.replacement(machine.lanes))
     if config.attention == "auto":

@@ -41,7 +41,9 @@ def in_integers(module: tvm.IRModule) -> tvm.IRModule:
     """What stands between `dequantize` and `quantize` in integers, where it can be; before `simplify`."""
     if not _calls(module, "relax.dequantize"):
         return module
-    return rewrite(rewrite(module, quantization.INTEGERS), quantization.PLAIN)
+    for rules in (quantization.INTEGERS, quantization.BETWEEN, quantization.PLAIN):
+        module = rewrite(module, rules)
+    return module
 
 
 def _calls(module: tvm.IRModule, operator: str) -> bool:

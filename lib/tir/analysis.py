@@ -177,6 +177,13 @@ def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
 
 
 def rounds_to_bytes(function: tirx.PrimFunc) -> bool:
-    """Whether it makes bytes of floats, for others or to go on with them."""
+    """Whether it makes bytes of floats, for others or to go on with them, if only with the floats that they equal."""
     casts = walk(function.body, tirx.Cast)
-    return any(cast.ty.dtype in ("int8", "uint8") and "float" in str(cast.value.ty.dtype) for cast in casts)
+    if any(cast.ty.dtype in ("int8", "uint8") and "float" in str(cast.value.ty.dtype) for cast in casts):
+        return True
+    return any(is_rounded(call) for call in walk(function.body, tvm.ir.Call))
+
+
+def is_rounded(expr: Any) -> bool:
+    """Whether it is a number rounded to the nearest integer, ties to even: LLVM has both alike."""
+    return isinstance(expr, tvm.ir.Call) and getattr(expr.op, "name", "") in ("tirx.round", "tirx.nearbyint")

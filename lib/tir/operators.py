@@ -81,7 +81,7 @@ def core_operator(names: Sequence[str]) -> str:
     if _is_attention(names):
         return ATTENTION + contractions[0].removeprefix("batch_").removeprefix("matmul")
     if contractions and "transform" in names:
-        return WINOGRAD
+        return WINOGRAD + contractions[0].removeprefix("batch_matmul")
     if contractions:
         flipped = "reverse" in names
         return "+".join(dict.fromkeys(f"transposed_{n}" if flipped and "conv" in n else n for n in contractions))

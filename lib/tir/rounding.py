@@ -1,70 +1,109 @@
-"""Rounding to bf16 by the CPU's own instruction, where it has one.
+"""Rounding by the CPU's own instructions, where it has them: to bf16, and to unsigned bytes.
 
-TVM writes arithmetic on bits for it, before loops become vectors: five instructions for each vector of results, which
+To bf16, TVM writes arithmetic on bits, before loops become vectors: five instructions for each vector of results, which
 made a softmax that stores bf16 slower than one that stores twice the bytes. Here such a cast becomes an operator of
 TVM that can be a vector, too; when it is lowered, it is a function in LLVM's language, where the cast is one
 instruction. It rounds as TVM does, to the nearest, ties to even; denormals become zero.
+
+To bytes, what quantised models do, min(max(round(x), 0), 255), is five instructions for each vector: rounded, bounded
+twice, converted, narrowed. Conversion rounds by itself, to the nearest, ties to even, and what is narrowed is bounded:
+three remain. What no integer can hold becomes 2**31 on x86, and so 255; what is no number, 0.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.target import Target
 
+from lib.machine.dots import INT8, Dot
 from lib.machine.registers import registers
+from lib.tir import analysis
 
-_OPERATOR = "tirx.family_tuner_to_bf16"
-_FUNCTION = "family_tuner_to_bf16"
+_TO_BF16, _TO_BYTES = "family_tuner_to_bf16", "family_tuner_to_bytes"
 _LANES = range(1, 65)  # vectors at the end of a row have any number
-_TEXT = """
-define linkonce_odr {integers} @{name}_{n}({floats} %x) alwaysinline nounwind {{
-  %y = fptrunc {floats} %x to {narrow}
-  %r = bitcast {narrow} %y to {integers}
-  ret {integers} %r
+_TEXTS = {
+    _TO_BF16: """
+define linkonce_odr {i16} @{name}_{n}({float} %x) alwaysinline nounwind {{
+  %y = fptrunc {float} %x to {bfloat}
+  %r = bitcast {bfloat} %y to {i16}
+  ret {i16} %r
 }}
-"""
+""",
+    _TO_BYTES: """
+define linkonce_odr {i8} @{name}_{n}({float} %x) alwaysinline nounwind {{
+  %is = fcmp ogt {float} %x, zeroinitializer
+  %y = select {i1} %is, {float} %x, {float} zeroinitializer
+  %i = call {i32} @llvm.lrint.{v}i32.{v}f32({float} %y)
+  %u = call {i32} @llvm.umin.{v}i32({i32} %i, {i32} {most})
+  %r = trunc {i32} %u to {i8}
+  ret {i8} %r
+}}
+declare {i32} @llvm.lrint.{v}i32.{v}f32({float})
+declare {i32} @llvm.umin.{v}i32({i32}, {i32})
+""",
+}
+_KINDS = ("float", "bfloat", "i1", "i8", "i16", "i32")
+_MOST = 255
 
 
 def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Have casts from float32 to bf16 done by the instruction, on a target that has one."""
+    """Have casts of float32 to bf16, and of rounded ones to bytes, done by instructions, on a target that has them."""
     target = (function.attrs or {}).get("target")
-    if target is None or target.kind.name != "llvm" or not _has_it(target):
+    if target is None or target.kind.name != "llvm":
         return function
-    found = []
+    there, found = registers(target).dots, set[str]()
+
+    def call(name: str, kind: str, value: Any) -> Any:
+        found.add(name)
+        return tirx.call_intrin(kind, f"tirx.{name}", value)
 
     def rounded(cast: tirx.Cast) -> Any:
-        if (str(cast.ty.dtype), str(cast.value.ty.dtype)) != ("bfloat16", "float32"):
-            return cast
-        found.append(cast)
-        return tirx.reinterpret("bfloat16", tirx.call_intrin("uint16", _OPERATOR, cast.value))
+        if _has(there, "bfloat16") and (cast.ty.dtype, cast.value.ty.dtype) == ("bfloat16", "float32"):
+            return tirx.reinterpret("bfloat16", call(_TO_BF16, "uint16", cast.value))
+        number = _bounded(cast) if INT8 in there else None
+        return cast if number is None else call(_TO_BYTES, "uint8", number)
 
     body = tvm_ffi.structural_map(function.body, (tirx.Cast, rounded))
-    if not found:
-        return function
-    text = tvm.ir.StringImm("".join(map(_text, _LANES)))
-    return function.with_body(tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body))
+    for name in sorted(found):
+        text = tvm.ir.StringImm("".join(_text(name, lanes) for lanes in _LANES))
+        body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body)
+    return function.with_body(body) if found else function
 
 
-def _text(lanes: int) -> str:
-    kinds = {"integers": "i16", "floats": "float", "narrow": "bfloat"}
-    vectors = kinds if lanes == 1 else {name: f"<{lanes} x {kind}>" for name, kind in kinds.items()}
-    return _TEXT.format(n=lanes, name=_FUNCTION, **vectors)
+def _has(dots: tuple[Dot, ...], kind: str) -> bool:
+    return any(dot.data == kind for dot in dots)
 
 
-def _has_it(target: Target) -> bool:
-    return any(dot.data == "bfloat16" for dot in registers(target).dots)
+def _bounded(cast: tirx.Cast) -> Any:
+    """x of min(max(round(x), 0), 255) in float32, if a cast makes an unsigned byte of that; else None."""
+    least = cast.value
+    if cast.ty.dtype != "uint8" or not isinstance(least, tirx.Min) or not isinstance(least.a, tirx.Max):
+        return None
+    number, bounds = least.a.a, (least.a.b, least.b)
+    if not analysis.is_rounded(number) or not all(isinstance(bound, tirx.FloatImm) for bound in bounds):
+        return None
+    if number.ty.dtype != "float32" or [float(bound.value) for bound in bounds] != [0, _MOST]:
+        return None
+    return number.args[0]
 
 
-def _lowered(call: tvm.ir.Call) -> Any:
+def _text(name: str, lanes: int) -> str:
+    kinds = {kind: kind if lanes == 1 else f"<{lanes} x {kind}>" for kind in _KINDS}
+    most = str(_MOST) if lanes == 1 else f"splat (i32 {_MOST})"
+    return _TEXTS[name].format(name=name, n=lanes, v="" if lanes == 1 else f"v{lanes}", most=most, **kinds)
+
+
+def _lowered(name: str, otherwise: Callable[[Any], Any], call: tvm.ir.Call) -> Any:
     kind = str(call.ty.dtype)
     lanes = tvm.DataType(kind).lanes
-    return tirx.call_pure_extern(kind, f"{_FUNCTION}_{lanes}", *call.args) if lanes in _LANES else _by_bits(*call.args)
+    return tirx.call_pure_extern(kind, f"{name}_{lanes}", *call.args) if lanes in _LANES else otherwise(*call.args)
 
 
 def _by_bits(value: Any) -> Any:
-    """As TVM has it."""
+    """To bf16 as TVM has it."""
     lanes = tvm.DataType(str(value.ty.dtype)).lanes
 
     def number(each: int) -> Any:
@@ -77,12 +116,26 @@ def _by_bits(value: Any) -> Any:
     return tirx.Cast(kind.replace("32", "16", 1), (bits + even) >> number(16))
 
 
+def _by_bounds(value: Any) -> Any:
+    """To bytes as TVM has it."""
+    kind = str(value.ty.dtype)
+    lanes = tvm.DataType(kind).lanes
+
+    def number(each: float) -> Any:
+        found = tirx.const(each, "float32")
+        return found if lanes == 1 else tirx.Broadcast(found, lanes)
+
+    bounded = tirx.Min(tirx.Max(tirx.call_llvm_pure_intrin(kind, "llvm.nearbyint", value), number(0)), number(_MOST))
+    return tirx.Cast("uint8" if lanes == 1 else f"uint8x{lanes}", bounded)
+
+
 def _register() -> None:
     like = tvm.ir.Op.get("tirx.exp")
-    for name in ("TCallEffectKind", "TVectorizable"):
-        tvm.ir.register_op_attr(_OPERATOR, name, like.get_attr(name))
-    tvm.ir.register_op_attr(_OPERATOR, "TScriptPrinterName", _FUNCTION)
-    tirx.register_intrin_lowering(_OPERATOR, "llvm", f=_lowered)
+    for name, otherwise in ((_TO_BF16, _by_bits), (_TO_BYTES, _by_bounds)):
+        for attribute in ("TCallEffectKind", "TVectorizable"):
+            tvm.ir.register_op_attr(f"tirx.{name}", attribute, like.get_attr(attribute))
+        tvm.ir.register_op_attr(f"tirx.{name}", "TScriptPrinterName", name)
+        tirx.register_intrin_lowering(f"tirx.{name}", "llvm", f=partial(_lowered, name, otherwise))
 
 
 _register()

@@ -258,6 +258,36 @@ def quantized_again(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 # After those above, which need to see them.
 
 
+@rule("relax.add", "relax.subtract", "relax.multiply", "relax.divide")
+def never_bytes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """What is quantised only to be dequantised is rounded, but stays a float: within a kernel bytes would be made and
+    unmade for nothing. The zero point is added to neither: limits are that much lower instead."""
+    found = [_rounded(rewriter, arg) for arg in call.args]
+    if all(each is None for each in found):
+        return None
+    args = [arg if new is None else rewriter.emit(new) for arg, new in zip(call.args, found, strict=True)]
+    return relax.Call(call.op, args, call.attrs, call.ty_args)
+
+
+def _rounded(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """What an expression dequantises, in floats all along, where only it does so with what was quantised."""
+    after = rewriter.calls(expr, _DQ)
+    before = rewriter.calls(after.args[0], _Q) if after is not None else None
+    if after is None or before is None or not (rewriter.read_once(expr) and rewriter.read_once(after.args[0])):
+        return None
+    (mine, theirs), rank = (_scalars(rewriter, each) for each in (after, before)), len(rewriter.shape(after) or ())
+    kind = str(before.attrs.out_dtype)
+    if mine is None or theirs is None or mine[1] != theirs[1] or kind not in _BYTES:
+        return None
+    factor, scale, *limits = (
+        constant(np.full([1] * rank, value, np.float32))
+        for value in (1.0 / theirs[0], mine[0], *(limit - mine[1] for limit in _BYTES[kind]))
+    )
+    rounded = rewriter.emit(op.round(rewriter.emit(op.multiply(before.args[0], factor))))
+    kept = rewriter.emit(op.minimum(rewriter.emit(op.maximum(rounded, limits[0])), limits[1]))
+    return op.multiply(kept, scale)
+
+
 @rule(_DQ)
 def plain_dequantize(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Constants are dequantised at once, all else by plain arithmetic."""
@@ -306,4 +336,5 @@ INTEGERS: list[Rule] = [
     unsigned_activation, integer_convolution, integer_product, integer_product_of_activations, integers_again,
     pooled_bytes, moved_bytes, quantized_before_moving, quantized_parts, quantized_again,
 ]  # fmt: skip
+BETWEEN: list[Rule] = [never_bytes]
 PLAIN: list[Rule] = [plain_dequantize, plain_quantize]

@@ -96,11 +96,11 @@ def _tiles(
     extents = [int(axis.dom.extent) for axis in reduction.iter_vars]
     columns = extents[roles.columns] // roles.groups
     found = tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=remainders and roles.groups == 1)
-    dot = _dot(function, reduction, roles, machine)
+    dot = instruction(function, reduction, roles, machine)
     return [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0] if dot else found
 
 
-def _dot(function: tirx.PrimFunc, reduction: SBlock, roles: Roles, machine: Registers) -> Dot | None:
+def instruction(function: tirx.PrimFunc, reduction: SBlock, roles: Roles, machine: Registers) -> Dot | None:
     """The instruction that multiplies a contraction's elements, if the machine has one. It takes neighbours along the
     reduction: weights of the model are packed in that order here, activations are or are not; data have it anyway."""
     operands = analysis.weight_and_data(reduction)

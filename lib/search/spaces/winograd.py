@@ -5,6 +5,7 @@ the micro-kernel of contractions. What is left to the search, beside its registe
 parallel task of the two transforms takes.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import tvm
@@ -14,6 +15,7 @@ from tvm.target import Target
 
 from lib.machine.registers import Registers
 from lib.search.spaces import primitives, tiling
+from lib.search.spaces.contraction import instruction
 from lib.search.spaces.microkernel import tile_contraction
 from lib.search.spaces.roles import contraction_roles
 from lib.search.spaces.space import feasible
@@ -23,7 +25,7 @@ from lib.tir.operators import WINOGRAD, core_operator, operators
 
 def fits(workload: tvm.IRModule, _target: Target) -> bool:
     """Whether a workload is such a convolution."""
-    return core_operator(operators(workload)) == WINOGRAD
+    return core_operator(operators(workload)).startswith(WINOGRAD)
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
@@ -33,29 +35,49 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
         return []
     extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
 
+    dot = instruction(schedule.mod["main"], schedule.get(block), roles, machine)
+
     def tiled(tile: Tile, sketch: Schedule) -> None:
         _transform_data(sketch, block, tiling.lanes_for(extents[roles.reduction[-1]], machine))
         tile_contraction(sketch, block, roles, tile)
         _transform_results(sketch, block, tile.lanes)
 
     tiles = tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)
-    return feasible(schedule, [partial(tiled, tile) for tile in tiles])
+    return feasible(schedule, [partial(tiled, replace(tile, dot=dot)) for tile in tiles])
 
 
 def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int) -> None:
-    [columns] = schedule.get_producers(product)
+    [spread] = schedule.get_producers(product)
+    is_rounded = schedule.get(spread).init is None
+    [columns] = schedule.get_producers(spread) if is_rounded else [spread]
     [lines] = schedule.get_producers(columns)
     for block in schedule.get_producers(lines):
         primitives.pad(schedule, block, None)
-    a, b, tile, channel, k = schedule.get_loops(columns)
+    a, b, tile, channel, *k = schedule.get_loops(spread)
     channel, lane = schedule.split(channel, [None, lanes])
-    schedule.reorder(tile, channel, a, b, k, lane)
+    schedule.reorder(tile, channel, a, b, *k, lane)
     task = _tasks(schedule, [tile], channel)
-    schedule.compute_at(lines, task, preserve_unit_loops=True)
-    _in_registers(schedule, columns, [a, b], k, lane)
-    *_, a, b, channel, k = schedule.get_loops(lines)
-    _in_registers(schedule, lines, [a, b], k, channel)
-    schedule.set_scope(lines, 0, "local")
+    if is_rounded:
+        for loop in (a, b):
+            schedule.unroll(loop)
+        schedule.vectorize(lane)
+        _within(schedule, columns, task, first=0)
+    else:
+        _in_registers(schedule, columns, [a, b], k[0], lane)
+    _within(schedule, lines, task)
+
+
+def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1) -> None:
+    """Compute in a task what it reads of a transform, which stays in registers or in L1.
+
+    Args:
+        first: Which axis of the block is the first of the two within a tile.
+    """
+    schedule.compute_at(block, task, preserve_unit_loops=True)
+    loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
+    (a, b), (channel, k) = loops[first : first + 2], loops[-2:]
+    _in_registers(schedule, block, [a, b], k, channel)
+    schedule.set_scope(block, 0, "local")
 
 
 def _transform_results(schedule: Schedule, product: SBlockRV, lanes: int) -> None:
@@ -77,10 +99,7 @@ def _transform_results(schedule: Schedule, product: SBlockRV, lanes: int) -> Non
     schedule.unroll(x)
     schedule.unroll(y)
     for block in (columns, lines):
-        schedule.compute_at(block, task, preserve_unit_loops=True)
-        *_, a, b, channel, k = schedule.get_loops(block)
-        _in_registers(schedule, block, [a, b], k, channel)
-        schedule.set_scope(block, 0, "local")
+        _within(schedule, block, task)
 
 
 def _tasks(schedule: Schedule, tiles: list[LoopRV], channel: LoopRV) -> LoopRV:

@@ -1,28 +1,33 @@
+import ml_dtypes
 import numpy as np
 import pytest
 from tvm import relax, te, topi
 from tvm.relax import op
+from tvm.target import Target
 
 from lib.graph import fusion, reweight, winograd
 from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution
+from lib.tir import traces
 from lib.tir.operators import operators
 from lib.tir.workload import as_workload, load_workload
 from tests.helpers import run_on
 from tests.lib.search.spaces.test_contraction import convolved, sampled
+from tests.lib.tir.test_dot import WITH, instructions, needs_it
 
 
-def rewrite(module, weights):
-    return reweight.rewrite(module, weights, [winograd.replacement])
+def rewrite(module, weights, choose=winograd.replacement):
+    return reweight.rewrite(module, weights, [choose])
 
 
-def workload(tile, size=10, channels=(16, 32), padding=(1, 1, 1, 1)):
-    """A convolution with bias and ReLU."""
-    image = te.placeholder((1, size, size, channels[0]), name="image")
-    kernel = te.placeholder((tile + 2, tile + 2, *channels), name="kernel")
+def workload(tile, size=10, channels=(16, 32), padding=(1, 1, 1, 1), kind="float32"):
+    """A convolution with bias and ReLU; in bf16 with a kernel that may be packed."""
+    image = te.placeholder((1, size, size, channels[0]), kind, name="image")
+    kernel = te.placeholder((tile + 2, tile + 2, *channels), kind, name="kernel")
     shift = te.placeholder((channels[1],), name="shift")
     out = topi.nn.relu(topi.add(winograd.convolution(image, kernel, tile, padding), shift))
-    return as_workload(te.create_prim_func([image, kernel, shift, out]))
+    function = te.create_prim_func([image, kernel, shift, out])
+    return as_workload(function if kind == "float32" else function.with_attr("layout_free_buffers", [1]))
 
 
 def arrays(size=10, channels=(16, 32)):
@@ -68,6 +73,55 @@ def test_every_scheduled_program_computes_it(cpu, tile):
         assert text.count("T.parallel(") == 4  # padding, data, products, results
         found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-4)
+
+
+@needs_it
+def test_every_program_in_bf16_has_the_instruction_and_rounds_what_it_multiplies_once(cpu):
+    image, kernel, shift = arrays()
+    image, transformed = image.astype(ml_dtypes.bfloat16), winograd.transformed(kernel, 2, "bfloat16")
+    expected = np.maximum(convolved(image.astype(np.float32), kernel, 1) + shift, 0)
+    lines = winograd._TRANSFORMS[2].data.astype(np.float32)
+    narrow = workload(2, kind="bfloat16")
+
+    proposals = evolution.sample(narrow, cpu.tvm(), 6, known=set(), seed=0)
+
+    assert {proposal.space for proposal in proposals} == {"winograd"}
+    results = []
+    for proposal in proposals:
+        program = traces.program(narrow, proposal.trace, cpu.tvm())
+        assert instructions(program, cpu.tvm())
+        results.append(run_on(program, cpu.tvm(), [image, transformed, shift], np.zeros(expected.shape, np.float32)))
+    spread = np.abs(lines).sum(1).max() ** 2  # elements that a transform adds
+    for found in results:
+        np.testing.assert_allclose(found, expected, atol=spread * 2**-8 * np.abs(expected).max(), rtol=0)
+        assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < 2**-7
+        np.testing.assert_allclose(found, results[0], rtol=1e-4, atol=1e-4)  # sums in another order
+
+
+@pytest.mark.parametrize(
+    ("image", "channels", "tile"),
+    [
+        ((56, 56), (64, 64), 2),
+        ((14, 14), (256, 256), 2),
+        ((7, 7), (512, 512), 2),
+        ((56, 56), (16, 16), 0),  # transforms of few channels cost what their products save
+        ((1, 1), (512, 512), 0),
+    ],
+)
+def test_in_bf16_tiles_are_of_two_or_there_are_none(image, channels, tile):
+    assert winograd.best_tile(image, channels, kind="bfloat16") == tile
+
+
+def test_in_bf16_the_convolution_is_an_operator_of_its_own_with_a_kernel_of_half_the_bytes():
+    module, kernels = rewrite(*model(), winograd.narrow_replacement)
+
+    [subgraph] = [
+        s for s in extract_subgraphs(fusion.fuse(module, Target(WITH))) if s.tunable and "conv" in s.core_operator
+    ]
+
+    assert kernels["w"].shape == (4, 4, 64, 64)
+    assert kernels["w"].dtype == ml_dtypes.bfloat16
+    assert subgraph.core_operator == "winograd_conv2d_bf16"
 
 
 def test_a_kernel_transformed_by_hand():

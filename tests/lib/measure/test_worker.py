@@ -88,11 +88,17 @@ def test_what_was_dropped_cannot_be_timed(cpu):
         kernels.time(Time("c", 1, 0.001))
 
 
-@pytest.mark.parametrize("has_bytes", [True, False])
-def test_a_check_knows_whether_a_workload_rounds_to_bytes_within(cpu, monkeypatch, has_bytes):
+@pytest.mark.parametrize(
+    ("has_bytes", "rounding"),
+    [
+        (True, lambda x: x.astype("uint8").astype("float32")),
+        (True, tirx.nearbyint),
+        (False, lambda x: x.astype("int32").astype("float32")),
+    ],
+)
+def test_a_check_knows_whether_a_workload_rounds_to_bytes_within(cpu, monkeypatch, has_bytes, rounding):
     x = te.placeholder((4000,), name="x")
-    kind = "uint8" if has_bytes else "int32"
-    rounded = te.compute(x.shape, lambda i: tirx.round(x[i] * 100 + 100).astype(kind).astype("float32"), name="rounded")
+    rounded = te.compute(x.shape, lambda i: rounding(x[i] * 100 + 100), name="rounded")
     workload = as_workload(te.create_prim_func([x, te.compute(x.shape, lambda i: rounded[i] * 0.5, name="y")]))
     kernels = Kernels(cpu.tvm())
     kernels.define(Define(tvm.ir.save_json(workload)))

@@ -254,7 +254,7 @@ def test_and_no_unsigned_ones_are_left_for_these_to_read(tmp_path, name):
 
 def _instruction(main, block):
     roles = contraction_roles(block)
-    return contraction._dot(main, block, roles, registers(PI.tvm())) if roles else None
+    return contraction.instruction(main, block, roles, registers(PI.tvm())) if roles else None
 
 
 def test_two_activations_are_multiplied_in_floats_there(tmp_path, cpu):
@@ -384,3 +384,16 @@ def test_a_concatenation_moves_bytes(tmp_path, cpu):
     *before, convolution, transposed = [str(call.ty.dtype) for call in made]
     assert set(before) == {"uint8"}
     assert convolution == transposed == "float32"  # what the file returns
+
+
+def test_what_is_quantised_only_to_be_added_is_rounded_but_stays_a_float(tmp_path, cpu):
+    nodes, shape, weights, _ = CASES["residual"]
+    path = file(tmp_path / "q.onnx", nodes, shape, weights)
+    module = fusion.fuse(choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig()).module, cpu.tvm())
+
+    [kernel] = [s for s in extract_subgraphs(module) if "depthwise" in s.core_operator]
+
+    body = load_workload(kernel.workload)["main"].body
+    to_bytes = [cast for cast in analysis.walk(body, tvm.tirx.Cast) if str(cast.ty.dtype) == "uint8"]
+    roundings = [call for call in analysis.walk(body, tvm.ir.Call) if analysis.is_rounded(call)]
+    assert (len(to_bytes), len(roundings)) == (1, 2)  # the sum, and what was added

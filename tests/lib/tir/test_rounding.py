@@ -1,10 +1,10 @@
-"""Rounding to bf16 by the CPU's instruction, against ml_dtypes."""
+"""Rounding by the CPU's instructions: to bf16 against ml_dtypes, to bytes against NumPy."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import te
+from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
@@ -13,10 +13,10 @@ from lib.tir.workload import as_workload
 from tests.lib.tir.test_dot import WITH, WITHOUT, needs_it
 
 
-def cast(lanes, to="bfloat16"):
+def cast(lanes, to="bfloat16", before=lambda x: x):
     """In twelve vectors of so many."""
     x = te.placeholder((12 * lanes,), "float32", name="x")
-    out = te.compute((12 * lanes,), lambda i: x[i].astype(to), name="out")
+    out = te.compute((12 * lanes,), lambda i: before(x[i]).astype(to), name="out")
     schedule = Schedule(as_workload(te.create_prim_func([x, out])))
     if lanes > 1:
         _, lane = schedule.split(schedule.get_loops(schedule.get_sblock("out"))[0], [None, lanes])
@@ -64,3 +64,39 @@ def test_without_the_instruction_it_stays_arithmetic_and_calls_nothing():
 
 def test_casts_to_other_types_stay_as_they_are():
     assert "vcvtps2ph" in assembly(cast(16, "float16"), WITH)
+
+
+def bounded(x, least=0.0, most=255.0):
+    return tirx.min(tirx.max(tirx.nearbyint(x), tirx.const(least, "float32")), tirx.const(most, "float32"))
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 4, 8, 16, 17, 64, 96])
+def test_bytes_are_to_the_nearest_ties_to_even_and_bounded(cpu, lanes):
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(12 * lanes) * 10.0 ** rng.integers(-3, 12, 12 * lanes)).astype(np.float32)
+    x[:12] = [0.5, 1.5, 2.5, 254.5, 255.5, -0.5, -3, 256, 2.0**31, 3e38, np.inf, -np.inf]
+    found = tvm.runtime.empty((12 * lanes,), "uint8")
+
+    lowering.build(cast(lanes, "uint8", bounded), cpu.tvm())["main"](tvm.runtime.tensor(x), found)
+
+    np.testing.assert_array_equal(found.numpy(), np.clip(np.rint(x), 0, 255).astype(np.uint8))
+
+
+def test_bytes_take_three_instructions_where_the_machine_has_them():
+    found = assembly(cast(16, "uint8", bounded), WITH)
+
+    assert "vpmovusdb" in found
+    assert "vcvtps2dq" in found
+    assert "vrndscaleps" not in found
+    assert "vminps" not in found
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 255.0), (0.0, 6.0)])
+def test_other_bounds_are_kept(cpu, bounds):
+    x = np.linspace(-10, 300, 192, dtype=np.float32)
+    found = tvm.runtime.empty((192,), "uint8")
+    program = cast(16, "uint8", lambda each: bounded(each, *bounds))
+
+    lowering.build(program, cpu.tvm())["main"](tvm.runtime.tensor(x), found)
+
+    np.testing.assert_array_equal(found.numpy(), np.clip(np.rint(x), *bounds).astype(np.uint8))
