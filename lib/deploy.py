@@ -1,22 +1,24 @@
 """From a fused module and the chosen traces to a library that needs nothing of the tuner."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tvm
 from tvm import relax, te, tirx
 from tvm.relax import transform
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, SBlockRealize
 from tvm.target import Target
 
 from lib.graph import concatenation, fusion, inputs, storage
 from lib.machine import linking
-from lib.tir import lowering
-from lib.tir.analysis import walk
+from lib.tir import analysis, lowering
 from lib.tir.traces import apply
 from lib.tir.workload import as_workload
 
 _PACKS = "meta_schedule.layout_rewrite_preproc"  # of a block that TVM's RewriteLayout made
+_PACKING = "_weight_prepack"  # how the names of functions end that are such blocks alone
 _x = te.placeholder((1,), name="x")
 _STUB = te.create_prim_func([_x, te.compute((1,), lambda i: _x[i])])  # stands for functions that a pass must not see
 
@@ -81,11 +83,34 @@ def _packing_split_off(module: tvm.IRModule) -> tvm.IRModule:
     apart = concatenation.as_arguments(tvm.IRModule(hidden, attrs=module.attrs))  # nor does it know calls in place
     split = transform.SplitLayoutRewritePreproc()(apart)
     shown = {gvar: plain.get(str(gvar.name_hint), f) for gvar, f in split.functions_items()}
+    shown |= {gvar: _with_zeros_in_gaps(f) for gvar, f in shown.items() if str(gvar.name_hint).endswith(_PACKING)}
     return concatenation.in_place_again(tvm.IRModule(shown, attrs=split.attrs))
 
 
+def _with_zeros_in_gaps(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Packing that writes zeros first where a layout has places for which the weight has no element: what was in memory
+    there would be kept with the weights, and equal ones of several layers, or shapes, would differ."""
+    copies = analysis.leaf_blocks(function)
+    packed = {analysis.stored(block).buffer: math.prod(analysis.extents(block).values()) for block in copies}
+    zeros = [_zeros(tensor) for tensor, n in packed.items() if math.prod(int(extent) for extent in tensor.shape) > n]
+    if not zeros:
+        return function
+    root = function.body.block
+    body = tirx.SeqStmt([*zeros, root.body])
+    block = SBlock([], [], [], root.name_hint, body, None, root.alloc_buffers, root.match_buffers, root.annotations)
+    return function.with_body(SBlockRealize([], True, block))
+
+
+def _zeros(tensor: Any) -> tirx.Stmt:
+    places = [tirx.Var(f"i{n}", "int64") for n in range(len(tensor.shape))]
+    loops: tirx.Stmt = tirx.BufferStore(tensor, tirx.const(0, tensor.dtype), places)
+    for place, extent in zip(reversed(places), reversed(tensor.shape), strict=True):
+        loops = tirx.For(place, tirx.IntImm("int64", 0), extent, tirx.ForKind.SERIAL, loops)
+    return loops
+
+
 def _packs(function: tirx.PrimFunc) -> bool:
-    return any(_PACKS in block.annotations for block in walk(function.body, SBlock))
+    return any(_PACKS in block.annotations for block in analysis.walk(function.body, SBlock))
 
 
 def outputs(module: tvm.IRModule, names: Sequence[str] = ()) -> list[dict[str, object]]:

@@ -3,7 +3,9 @@
 A library packs each weight in the order in which its programs read it (`lib.tir.packings`). Programs of different
 shapes may like different orders best; a bundle in which weights stand once wants one. For each group of subgraphs that
 read the same weights, the order is taken that costs least over all of them. Whoever has no measured program with that
-order gets some (rounds of kind `refit`), so that the choice stands on measurements.
+order gets some (rounds of kind `refit`), so that the choice stands on measurements. Where there is none, as where four
+rows want other register tiles than five hundred, weights would stand twice: an order that all can have is preferred,
+if it costs little more.
 """
 
 from collections import defaultdict
@@ -15,7 +17,7 @@ from lib.tir.traces import EMPTY_TRACE
 from lib.tuning.history import History, SubgraphHistory, TimedCandidate
 
 _UNMEASURED = 1.1  # times a subgraph's best: what a program is taken to cost whose packing was not measured there
-_TOLERATED = 1.1  # times the least cost: for a packing that more of a group have
+_TOLERATED = 1.1  # times the least cost: for a packing that more of a group have, or can have
 _MOST_REFITS = 2  # rounds in which programs of a packing are looked for, of one subgraph
 
 
@@ -52,28 +54,39 @@ def chosen(sharing: Sequence[Sharing], so_far: History, *, is_final: bool = Fals
         measured = {each.subgraph_id: best_by_packing(so_far.of(each.subgraph_id)) for each in members}
         packings = sorted({name for found in measured.values() for name in found})
         if packings:
-            costs = {name: _cost(name, members, measured) for name in packings}
-            most = min(cost for cost, _ in costs.values()) * (_TOLERATED if is_final else 1.0)
-            near = [name for name, (cost, _) in costs.items() if cost <= most]
-            wanted |= dict.fromkeys(
-                measured, min(near, key=lambda name: costs[name][::-1] if is_final else costs[name])
-            )
+            costs = {name: _cost(name, members, measured, so_far) for name in packings}
+            least = min(cost.total for cost in costs.values())
+            near = [name for name, cost in costs.items() if cost.total <= _TOLERATED * least]
+            wanted |= dict.fromkeys(measured, min(near, key=lambda name: costs[name].rank(is_final=is_final)))
     return wanted
 
 
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What a packing costs a group."""
+
+    total: float
+    lacking: int  # members that have no program with it
+    in_vain: int  # of these, those for which one was looked for in vain
+
+    def rank(self, *, is_final: bool) -> tuple[int, float]:
+        """The smaller, the better."""
+        return (self.lacking if is_final else self.in_vain), self.total
+
+
 def _cost(
-    name: str, members: Sequence[Sharing], measured: Mapping[str, Mapping[str, TimedCandidate]]
-) -> tuple[float, int]:
-    """What a packing costs a group, and how many of it have no program with it."""
-    total, lacking = 0.0, 0
+    name: str, members: Sequence[Sharing], measured: Mapping[str, Mapping[str, TimedCandidate]], so_far: History
+) -> _Cost:
+    total, lacking, in_vain = 0.0, 0, 0
     for each in members:
         found = measured[each.subgraph_id]
         if name in found:
             total += each.weight * found[name].latency_s
         elif found:
             lacking += 1
+            in_vain += so_far.of(each.subgraph_id).n_refits >= _MOST_REFITS
             total += each.weight * _UNMEASURED * next(iter(found.values())).latency_s
-    return total, lacking
+    return _Cost(total, lacking, in_vain)
 
 
 def lacking(sharing: Sequence[Sharing], so_far: History) -> dict[str, str]:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.script import tirx as T
 
 from lib import deploy
 from lib.graph import fusion
@@ -10,7 +11,7 @@ from lib.measure.model_session import WorkerSession
 from lib.measure.process import Worker
 from lib.models.zoo import catalogue
 from lib.search import evolution
-from lib.tir import traces
+from lib.tir import lowering, traces
 from lib.tir.numerics import random_values, relative_error
 from lib.tir.workload import load_workload
 
@@ -85,3 +86,27 @@ def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
     [packed] = machine["main_transform_params"]([tvm.runtime.tensor(values[1])])
     result = machine["main"](tvm.runtime.tensor(values[0]), packed).numpy()
     assert relative_error(result, np.cumsum(values[0] @ values[1], axis=0)) < 1e-5
+
+
+def packing(length):
+    """Of a vector into two rows of four."""
+
+    @T.prim_func(s_tir=True)
+    def main(weight: T.Buffer((length,), "float32"), packed: T.Buffer((2, 4), "float32")) -> None:
+        for i in range(length):
+            with T.sblock("packed"):
+                at = T.axis.spatial(length, i)
+                packed[at // 4, at % 4] = weight[at]
+
+    return main
+
+
+@pytest.mark.parametrize("length", [5, 8])
+def test_what_packing_leaves_empty_is_zero_whatever_was_in_memory(cpu, length):
+    weight, packed = np.arange(1, length + 1, dtype=np.float32), tvm.runtime.tensor(np.full((2, 4), 7, np.float32))
+
+    function = deploy._with_zeros_in_gaps(packing(length))
+
+    lowering.build(tvm.IRModule({"main": function}), cpu.tvm())["main"](tvm.runtime.tensor(weight), packed)
+    np.testing.assert_array_equal(packed.numpy().ravel(), np.pad(weight, (0, 8 - length)))
+    assert ("T.float32(0" in function.script()) == (length == 5)

@@ -60,8 +60,19 @@ def test_what_was_not_measured_is_taken_to_cost_a_tenth_more_until_it_is_found_w
     so_far = history(a=past(timed(16, 1.0)), b=past(timed(64, 8.0)))
 
     assert agreement.lacking(SHARED, so_far) == {"a": WIDE}
-    so_far = history(a=past(timed(16, 1.0), n_refits=2), b=past(timed(64, 8.0)))
+    so_far = history(a=past(timed(16, 1.0), n_refits=2), b=past(timed(64, 8.0), n_refits=2))
     assert agreement.lacking(SHARED, so_far) == {}
+
+
+def test_where_one_cannot_have_the_best_packing_all_try_the_next_one_and_take_it_if_it_costs_little():
+    so_far = history(a=past(timed(16, 1.0), n_refits=2), b=past(timed(64, 8.0)))
+    assert agreement.lacking(SHARED, so_far) == {"b": NARROW}
+
+    so_far = history(a=past(timed(16, 1.0), n_refits=2), b=past(timed(64, 8.0), timed(16, 8.5), n_refits=1))
+    assert agreement.chosen(SHARED, so_far, is_final=True) == {"a": NARROW, "b": NARROW}
+
+    so_far = history(a=past(timed(16, 1.0), n_refits=2), b=past(timed(64, 8.0), timed(16, 12.0), n_refits=1))
+    assert agreement.chosen(SHARED, so_far, is_final=True) == {"a": WIDE, "b": WIDE}
 
 
 def test_in_the_end_the_packing_that_more_have_is_taken_unless_it_costs_a_tenth_more():
