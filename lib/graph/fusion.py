@@ -11,7 +11,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
-from lib.graph import casts, concatenation, gates, padding, patterns
+from lib.graph import casts, concatenation, gates, halts, padding, patterns
 from lib.graph.legalize import legalize_ops
 from lib.graph.rewrite import value_of
 from lib.tir import analysis, lowering
@@ -80,12 +80,13 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     ]
     with target:
         module = padding.into_convolutions(casts.by_readers(tvm.transform.Sequential(passes)(module)))
-        module = gates.apart(concatenation.place_parts(module))
+        module = halts.placed(gates.apart(concatenation.place_parts(module)))
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
         module = _without_unknown_rules(module, target)
         module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(
             patterns.apply_marks(module)
         )
+        module = halts.taken_away(module)
         module = transform.AttachAttrLayoutFreeBuffers()(module)  # it does not know calls in place
         return _with_indices_as_they_are(concatenation.write_in_place(module))
 

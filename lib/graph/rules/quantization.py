@@ -261,31 +261,47 @@ def quantized_again(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 @rule("relax.add", "relax.subtract", "relax.multiply", "relax.divide")
 def never_bytes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """What is quantised only to be dequantised is rounded, but stays a float: within a kernel bytes would be made and
-    unmade for nothing. The zero point is added to neither: limits are that much lower instead."""
-    found = [_rounded(rewriter, arg) for arg in call.args]
-    if all(each is None for each in found):
+    unmade for nothing. The zero point is added to neither: limits are that much lower instead. Where both operands are
+    such, one comes from another kernel, and stays bytes until then (`lib.graph.halts`)."""
+    found = [_there_and_back(rewriter, arg) for arg in call.args]
+    if sum(each is not None for each in found) != 1:
         return None
-    args = [arg if new is None else rewriter.emit(new) for arg, new in zip(call.args, found, strict=True)]
+    args = [_rounded(rewriter, each) if each else arg for arg, each in zip(call.args, found, strict=True)]
     return relax.Call(call.op, args, call.attrs, call.ty_args)
 
 
-def _rounded(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
-    """What an expression dequantises, in floats all along, where only it does so with what was quantised."""
+@dataclass(frozen=True, slots=True)
+class _ThereAndBack:
+    """A tensor that is quantised, and what that is dequantised to."""
+
+    data: relax.Expr
+    scales: tuple[float, float]  # there, and back
+    limits: tuple[int, int]  # of what is kept, with zero where the zero point is
+
+
+def _there_and_back(rewriter: Rewriter, expr: relax.Expr) -> _ThereAndBack | None:
+    """What an expression dequantises, if that was quantised around the same zero, and nobody else reads either."""
     after = rewriter.calls(expr, _DQ)
     before = rewriter.calls(after.args[0], _Q) if after is not None else None
     if after is None or before is None or not (rewriter.read_once(expr) and rewriter.read_once(after.args[0])):
         return None
-    (mine, theirs), rank = (_scalars(rewriter, each) for each in (after, before)), len(rewriter.shape(after) or ())
-    kind = str(before.attrs.out_dtype)
-    if mine is None or theirs is None or mine[1] != theirs[1] or kind not in _BYTES:
+    there, back = _scalars(rewriter, before), _scalars(rewriter, after)
+    limits = _BYTES.get(str(before.attrs.out_dtype))
+    if there is None or back is None or there[1] != back[1] or limits is None:
         return None
-    factor, scale, *limits = (
+    return _ThereAndBack(before.args[0], (there[0], back[0]), (limits[0] - back[1], limits[1] - back[1]))
+
+
+def _rounded(rewriter: Rewriter, found: _ThereAndBack) -> relax.Expr:
+    """What is dequantised, in floats all along."""
+    rank = len(rewriter.shape(found.data) or ())
+    factor, scale, least, most = (
         constant(np.full([1] * rank, value, np.float32))
-        for value in (1.0 / theirs[0], mine[0], *(limit - mine[1] for limit in _BYTES[kind]))
+        for value in (1.0 / found.scales[0], found.scales[1], *found.limits)
     )
-    rounded = rewriter.emit(op.round(rewriter.emit(op.multiply(before.args[0], factor))))
-    kept = rewriter.emit(op.minimum(rewriter.emit(op.maximum(rounded, limits[0])), limits[1]))
-    return op.multiply(kept, scale)
+    rounded = rewriter.emit(op.round(rewriter.emit(op.multiply(found.data, factor))))
+    kept = rewriter.emit(op.minimum(rewriter.emit(op.maximum(rounded, least)), most))
+    return rewriter.emit(op.multiply(kept, scale))
 
 
 @rule(_DQ)

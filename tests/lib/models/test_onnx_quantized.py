@@ -127,6 +127,16 @@ CASES = {
          dequantized("a_q", "s9", "z9"), helper.make_node("Add", ["a_q_f", "x_q_f"], ["c"]), *LAST],
         IMAGE, {"w": DEPTHWISE, **S9}, {"depthwise_conv2d_int8"},
     ),
+    "two contractions": (
+        [dequantized("x_q"), dequantized("w", "s1", "z1"), dequantized("v", "s1", "z1"),
+         helper.make_node("Conv", CONV[:2], ["a"], pads=[1, 1, 1, 1]), quantized("a", "a_q", "s9", "z9"),
+         dequantized("a_q", "s9", "z9"), helper.make_node("Conv", ["x_q_f", "v_f"], ["b"]),
+         quantized("b", "b_q", "s8", "z8"), dequantized("b_q", "s8", "z8"),
+         helper.make_node("Add", ["a_q_f", "b_q_f"], ["c"]), *LAST],
+        IMAGE, {"w": KERNEL, "v": RNG.integers(-127, 128, (16, 6, 1, 1)).astype(np.int8),
+                "s8": np.array(0.0613, np.float32), "z8": np.array(126, np.uint8), **S9},
+        {"conv2d_int8", "conv2d_1x1_int8"},
+    ),
     "concatenation": (
         [dequantized("x_q"), dequantized("w", "s1", "z1"), helper.make_node("Conv", CONV[:2], ["a"]),
          quantized("a", "a_q", "s9", "z9"), dequantized("a_q", "s9", "z9"),

@@ -1,0 +1,127 @@
+"""Sums of what two kernels make: one hands its part over as bytes, if it has rounded it to bytes.
+
+FuseOps makes a sum the epilogue of the contraction that comes first, and ends the other's kernel where the sum begins:
+after its bytes were dequantised (`lib.graph.rules.quantization`), in four times the memory. The projection at the first
+block of a ResNet writes 3.2 MB then, and a program that no search finds fault with, since it writes them to a cache
+again and again, took five times as long as where it read and wrote bytes. So a halt stands between quantising and
+dequantising while operators are fused: a function that FuseOps leaves alone, and that computes nothing.
+"""
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax, te
+from tvm.relax import transform
+from tvm.relax.analysis import udchain
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from lib.graph import patterns
+from lib.graph.concatenation import called
+from lib.graph.rewrite import CONTRACTIONS, dtype, is_call
+
+_FUNCTION, _MARK = "halt", "is_halt"
+_BYTES = ("uint8", "int8")
+_EPILOGUE = ("add", "subtract", "multiply", "astype", "clip", "round", "maximum", "minimum", "nn.relu")
+
+Values = Mapping[relax.Var, relax.Expr]
+
+
+def placed(module: tvm.IRModule) -> tvm.IRModule:
+    """The module with halts; before LegalizeOps."""
+    placer = _Placer(module)
+    for gvar, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            placer.builder_.update_func(gvar, placer.with_halts(function))
+    return placer.builder_.get()
+
+
+def taken_away(module: tvm.IRModule) -> tvm.IRModule:
+    """The module without them; after FuseTIR."""
+    remover = _Remover(module)
+    for gvar, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            remover.builder_.update_func(gvar, remover.visit_expr(function))
+    return transform.DeadCodeElimination()(transform.CanonicalizeBindings()(remover.builder_.get()))
+
+
+@mutator
+class _Placer(PyExprMutator):
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self._module = module
+        self._handed_over: set[relax.Var] = set()
+
+    def with_halts(self, function: relax.Function) -> relax.Expr:
+        self._handed_over = _handed_over(self._module, function)
+        return self.visit_expr(function)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        super().visit_var_binding_(binding)
+        if binding.var in self._handed_over:
+            attrs = {**patterns.marks(patterns.OPAQUE), _MARK: tvm.tirx.IntImm("int32", 1)}
+            halt = self.builder_.call_te(
+                _same, self.visit_expr(binding.var), primfunc_name_hint=_FUNCTION, primfunc_attrs=attrs
+            )
+            self.set_var_remap(binding.var, self.builder_.emit(halt))
+
+
+@mutator
+class _Remover(PyExprMutator):
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self._module = module
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        found = called(call)
+        is_halt = found is not None and _MARK in (self._module[found[0]].attrs or {})
+        return found[1][0] if found is not None and is_halt else call
+
+
+def _same(tensor: te.Tensor) -> te.Tensor:
+    return te.compute(tensor.shape, lambda *at: tensor(*at), name=_FUNCTION)
+
+
+def _handed_over(module: tvm.IRModule, function: relax.Function) -> set[relax.Var]:
+    """The bytes that the later one of two contractions makes for a sum of both, and for it alone."""
+    blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
+    values = {binding.var: binding.value for block in blocks for binding in block.bindings}
+    order = {var: n for n, var in enumerate(values)}
+    uses = {var: len(users) for block in blocks for var, users in udchain(block).items()}
+    found = set()
+    for value in values.values():
+        if not is_call(value, "relax.add"):
+            continue
+        parts = [part for arg in value.args if (part := _bytes_of(arg, values, uses)) is not None]
+        made = [(order[by], part) for part in parts if (by := _contraction(module, part, values)) is not None]
+        if len(made) == 2 and made[0][0] != made[1][0]:
+            found.add(max(made, key=lambda each: each[0])[1])
+    return found
+
+
+def _bytes_of(expr: relax.Expr, values: Values, uses: Mapping[relax.Var, int]) -> relax.Var | None:
+    """What an expression dequantises, if nobody else reads it, or what comes of it."""
+    while isinstance(expr, relax.Var) and uses.get(expr) == 1:
+        call = values.get(expr)
+        if dtype(expr) in _BYTES:
+            return expr if is_call(call, "relax.astype") else None
+        if call is None or not is_call(call, "relax.multiply", "relax.subtract", "relax.astype"):
+            return None
+        expr = call.args[0]
+    return None
+
+
+def _contraction(module: tvm.IRModule, expr: relax.Expr, values: Values) -> relax.Var | None:
+    """The contraction whose epilogue an expression is; None if it is none's."""
+    while isinstance(expr, relax.Var) and (call := values.get(expr)) is not None:
+        made = called(call)
+        is_ours = made is not None and patterns.marked(module[made[0]]) == patterns.OUT_ELEMENTWISE
+        if is_call(call, *CONTRACTIONS) or is_ours:
+            return expr
+        if isinstance(call, relax.Var):
+            expr = call
+        elif is_call(call, *(f"relax.{name}" for name in _EPILOGUE)):
+            expr = call.args[0]
+        else:
+            return None
+    return None
