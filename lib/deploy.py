@@ -19,6 +19,7 @@ from lib.tir.workload import as_workload
 
 _PACKS = "meta_schedule.layout_rewrite_preproc"  # of a block that TVM's RewriteLayout made
 _PACKING = "_weight_prepack"  # how the names of functions end that are such blocks alone
+_LINK = ["-Wl,-S"]  # without debug tables, a third of a small library; kernels keep their names
 _x = te.placeholder((1,), name="x")
 _STUB = te.create_prim_func([_x, te.compute((1,), lambda i: _x[i])])  # stands for functions that a pass must not see
 
@@ -55,7 +56,7 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
         )
         pipeline = lowering.pipeline(lowering.standard(target.kind.name), is_delivered=True)
         built = relax.build(module, target, relax_pipeline=lower, tir_pipeline=pipeline)
-        built.export_library(str(out), **linking.for_export(target))
+        built.export_library(str(out), options=_LINK, **linking.for_export(target))
 
 
 def schedule(module: tvm.IRModule, traces: Mapping[str, str]) -> tvm.IRModule:

@@ -27,6 +27,7 @@ def test_a_scheduled_and_packed_library_computes_what_the_untuned_one_does(cpu, 
             traces |= {function: found[0].trace for function in subgraph.functions if found}
     assert traces
     deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", pack=True)
+    assert b".debug_info" not in (tmp_path / "tuned.so").read_bytes()
     deploy.build(module, {}, cpu.tvm(), tmp_path / "untuned.so", pack=False)
     np.savez(tmp_path / "weights.npz", **model.weights)
     [given] = deploy.interface(module)
