@@ -5,7 +5,7 @@ summed over the input channels, the product in the middle is one matrix product 
 It takes 4 (m = 2: 2.25) times fewer multiplications than the convolution; the transforms of data and results cost
 additions and memory traffic, those of the kernels are done once, at compile time.
 
-In bf16 the products read transformed data and kernels in bf16, and all else is float32. That makes 1.4 to 1.6 times the
+In bf16 the products read transformed data and kernels in bf16, and all else is float32. That makes 1.4 to 1.8 times the
 error of the convolution in bf16 with m = 2, where a transform adds four elements; with m = 4, whose entries reach 8,
 too much, so there is none.
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), sections 3 and 4.

@@ -96,8 +96,10 @@ def _widths(machine: Registers) -> list[int]:
 
 def _flat(schedule: Schedule, machine: Registers) -> None:
     last = _scheduled_before(schedule, machine)
-    size = _size(schedule.get(last))
+    size, (*_, columns) = _size(schedule.get(last)), analysis.extents(schedule.get(last)).values()
     widths = [lanes for lanes in _widths(machine) if size % lanes == 0]
+    if columns >= machine.lanes and not _knows_no_rows(schedule.get(last)):
+        widths = [lanes for lanes in widths if columns % lanes == 0]  # else what is read of a row is gathered
     if not widths:
         raise ScheduleError("no vectors fill the tensor")
     elements = schedule.fuse(*schedule.get_loops(last))
@@ -105,6 +107,18 @@ def _flat(schedule: Schedule, machine: Registers) -> None:
     vectors_0, _ = primitives.sampled_split(schedule, vectors)
     schedule.parallel(vectors_0)
     schedule.vectorize(lane)
+
+
+def _knows_no_rows(block: SBlock) -> bool:
+    """Whether all that a block reads is as long as what it writes, in the same order, or a single element."""
+    axes = [axis.var for axis in block.iter_vars]
+
+    def is_flat(load: tvm.ir.TensorLoad) -> bool:
+        extents = [int(extent) for extent in load.source.ty.shape]
+        same = len(load.indices) == len(axes) and all(a.same_as(b) for a, b in zip(load.indices, axes, strict=True))
+        return math.prod(extents) == 1 or (same and extents == list(analysis.extents(block).values()))
+
+    return all(map(is_flat, analysis.walk(analysis.stored(block).value, tvm.ir.TensorLoad)))
 
 
 def _by_row(schedule: Schedule, machine: Registers) -> None:

@@ -11,7 +11,7 @@ from lib.search import evolution
 from lib.tir import traces
 from lib.tir.operators import operators
 from lib.tir.workload import as_workload, load_workload
-from tests.helpers import run_on
+from tests.helpers import packed, run_on
 from tests.lib.search.spaces.test_contraction import convolved, sampled
 from tests.lib.tir.test_dot import WITH, instructions, needs_it
 
@@ -96,6 +96,16 @@ def test_every_program_in_bf16_has_the_instruction_and_rounds_what_it_multiplies
         np.testing.assert_allclose(found, expected, atol=spread * 2**-8 * np.abs(expected).max(), rtol=0)
         assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < 2**-7
         np.testing.assert_allclose(found, results[0], rtol=1e-4, atol=1e-4)  # sums in another order
+
+
+def test_arm_has_its_own_instruction_in_them():
+    arm = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 2, "mcpu": "neoverse-v1"})
+    narrow = workload(2, kind="bfloat16")
+
+    [proposal] = evolution.sample(narrow, arm, 1, known=set(), seed=0)
+
+    assert proposal.space == "winograd"
+    assert instructions(packed(narrow, proposal.trace, arm), arm, "\tbfdot\t")
 
 
 @pytest.mark.parametrize(

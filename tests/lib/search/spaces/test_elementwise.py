@@ -71,8 +71,21 @@ def test_every_program_computes_what_it_should_in_one_parallel_loop_of_vectors(c
 def test_vectors_of_bytes_may_fill_a_register(cpu):
     schedules = sampled(subgraph(cpu, quantized, (64, 1024)), cpu, 40)
 
-    lanes = {int(text.split("T.vectorized(T.int64(")[1].split(")")[0]) for text in (s.mod.script() for s in schedules)}
+    lanes = lanes_of(schedules)
     assert lanes == {16, 32, 64} if "avx512f" in str(cpu.tvm()) else len(lanes) == 3
+
+
+def lanes_of(schedules):
+    return {int(s.mod.script().rsplit("T.vectorized(T.int64(", 1)[1].split(")")[0]) for s in schedules}
+
+
+@pytest.mark.parametrize("columns", [336, 144])
+def test_no_vector_crosses_rows_where_one_of_their_operands_would_be_gathered(cpu, columns):
+    gates = lanes_of(sampled(subgraph(cpu, gated, (1, 1, 1, columns), (1, 14, 14, columns)), cpu, 40))
+    sums = lanes_of(sampled(subgraph(cpu, added, (1, 14, 14, columns), (1, 14, 14, columns)), cpu, 40))
+
+    assert all(columns % lanes == 0 for lanes in gates)
+    assert any(columns % lanes for lanes in sums)  # rows do not matter there
 
 
 def test_lookups_are_moved_in_vectors(cpu):
