@@ -18,7 +18,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from lib.machine.dots import INT8, Dot
+from lib.machine.dots import INT8
 from lib.machine.registers import registers
 from lib.tir import analysis
 
@@ -55,13 +55,14 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if target is None or target.kind.name != "llvm":
         return function
     there, found = registers(target).dots, set[str]()
+    has_bf16 = any(dot.data == "bfloat16" for dot in there)
 
     def call(name: str, kind: str, value: Any) -> Any:
         found.add(name)
         return tirx.call_intrin(kind, f"tirx.{name}", value)
 
     def rounded(cast: tirx.Cast) -> Any:
-        if _has(there, "bfloat16") and (cast.ty.dtype, cast.value.ty.dtype) == ("bfloat16", "float32"):
+        if has_bf16 and (cast.ty.dtype, cast.value.ty.dtype) == ("bfloat16", "float32"):
             return tirx.reinterpret("bfloat16", call(_TO_BF16, "uint16", cast.value))
         number = _bounded(cast) if INT8 in there else None
         return cast if number is None else call(_TO_BYTES, "uint8", number)
@@ -71,10 +72,6 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
         text = tvm.ir.StringImm("".join(_text(name, lanes) for lanes in _LANES))
         body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body)
     return function.with_body(body) if found else function
-
-
-def _has(dots: tuple[Dot, ...], kind: str) -> bool:
-    return any(dot.data == kind for dot in dots)
 
 
 def _bounded(cast: tirx.Cast) -> Any:
@@ -105,11 +102,7 @@ def _lowered(name: str, otherwise: Callable[[Any], Any], call: tvm.ir.Call) -> A
 def _by_bits(value: Any) -> Any:
     """To bf16 as TVM has it."""
     lanes = tvm.DataType(str(value.ty.dtype)).lanes
-
-    def number(each: int) -> Any:
-        found = tirx.const(each, "uint32")
-        return found if lanes == 1 else tirx.Broadcast(found, lanes)
-
+    number = partial(_everywhere, "uint32", lanes)
     kind = "uint32" if lanes == 1 else f"uint32x{lanes}"
     bits = tirx.call_intrin(kind, "tirx.reinterpret", value)
     even = ((bits >> number(16)) & number(1)) + number(0x7FFF)
@@ -120,13 +113,15 @@ def _by_bounds(value: Any) -> Any:
     """To bytes as TVM has it."""
     kind = str(value.ty.dtype)
     lanes = tvm.DataType(kind).lanes
-
-    def number(each: float) -> Any:
-        found = tirx.const(each, "float32")
-        return found if lanes == 1 else tirx.Broadcast(found, lanes)
-
+    number = partial(_everywhere, "float32", lanes)
     bounded = tirx.Min(tirx.Max(tirx.call_llvm_pure_intrin(kind, "llvm.nearbyint", value), number(0)), number(_MOST))
     return tirx.Cast("uint8" if lanes == 1 else f"uint8x{lanes}", bounded)
+
+
+def _everywhere(kind: str, lanes: int, number: int) -> Any:
+    """A number in each lane of a vector."""
+    found = tirx.const(number, kind)
+    return found if lanes == 1 else tirx.Broadcast(found, lanes)
 
 
 def _register() -> None:
