@@ -23,7 +23,7 @@ _FUNCTION, _MARK = "halt", "is_halt"
 _BYTES = ("uint8", "int8")
 _EPILOGUE = ("add", "subtract", "multiply", "astype", "clip", "round", "maximum", "minimum", "nn.relu")
 
-Values = Mapping[relax.Var, relax.Expr]
+_Values = Mapping[relax.Var, relax.Expr]
 
 
 def placed(module: tvm.IRModule) -> tvm.IRModule:
@@ -99,7 +99,7 @@ def _handed_over(module: tvm.IRModule, function: relax.Function) -> set[relax.Va
     return found
 
 
-def _bytes_of(expr: relax.Expr, values: Values, uses: Mapping[relax.Var, int]) -> relax.Var | None:
+def _bytes_of(expr: relax.Expr, values: _Values, uses: Mapping[relax.Var, int]) -> relax.Var | None:
     """What an expression dequantises, if nobody else reads it, or what comes of it."""
     while isinstance(expr, relax.Var) and uses.get(expr) == 1:
         call = values.get(expr)
@@ -111,7 +111,7 @@ def _bytes_of(expr: relax.Expr, values: Values, uses: Mapping[relax.Var, int]) -
     return None
 
 
-def _contraction(module: tvm.IRModule, expr: relax.Expr, values: Values) -> relax.Var | None:
+def _contraction(module: tvm.IRModule, expr: relax.Expr, values: _Values) -> relax.Var | None:
     """The contraction whose epilogue an expression is; None if it is none's."""
     while isinstance(expr, relax.Var) and (call := values.get(expr)) is not None:
         made = called(call)

@@ -34,7 +34,6 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     if roles is None or not roles.batch:
         return []
     extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
-
     dot = instruction(schedule.mod["main"], schedule.get(block), roles, machine)
 
     def tiled(tile: Tile, sketch: Schedule) -> None:
