@@ -1,7 +1,9 @@
-"""Instructions that add several products to each lane of a vector: what CPUs have for elements narrower than float32.
+"""Instructions for elements narrower than float32: of vectors, that add several products to each lane, and of matrices.
 
 A CPU multiplies 16 pairs of bf16, or 16 quads of bytes, in the time of 16 floats. Which of these instructions there are
-decides which programs are worth having; how one is written into a program is `lib.tir.dot`.
+decides which programs are worth having; how one is written into a program is `lib.tir.dot`. Some CPUs also have
+registers for small matrices, and an instruction that multiplies two of them and adds the product to a third, in the
+same types and order of elements: sixteen times as many operations (`lib.tir.matrix`).
 """
 
 from dataclasses import dataclass
@@ -19,6 +21,38 @@ class Dot:
     sums: str
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An instruction of AMX: sums (rows x lanes) += data (rows x steps * depth) @ weights (steps x lanes * depth), each
+    in one of `REGISTERS`.
+
+    Source: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter 3.
+    """
+
+    name: str  # as the marks of programs have it
+    feature: str  # of LLVM, which a CPU needs for it
+    dot: Dot  # what it does to a row in one step
+
+    ROWS = STEPS = LANES = 16  # at most
+    REGISTERS = 8
+    LATENCY = 52  # cycles until a sum can be added to again; it takes one cycle for each row of data
+
+    def heights(self, rows: int) -> list[int]:
+        """The rows of each register that so many are divided into."""
+        return [min(self.ROWS, rows - first) for first in range(0, rows, self.ROWS)]
+
+    def keeps_data(self, rows: int, vectors: int) -> bool:
+        """Whether a step of a tile of so many rows and vectors keeps all of its data, and has one register for parts of
+        the weights, or the other way round: what takes fewer registers. Those for data may need different heights."""
+        heights = self.heights(rows)
+        return len(set(heights)) > 1 or len(heights) <= vectors
+
+    def registers(self, rows: int, vectors: int) -> int:
+        """How many a tile takes."""
+        n = len(self.heights(rows))
+        return n * vectors + (n if self.keeps_data(rows, vectors) else vectors) + 1
+
+
 BF16 = Dot("vdpbf16ps", frozenset({"avx512bf16"}), 2, "bfloat16", "bfloat16", "float32")
 INT8 = Dot("vpdpbusd", frozenset({"avx512vnni", "avxvnni"}), 4, "uint8", "int8", "int32")
 ARM_BF16 = Dot("bfdot", frozenset({"bf16"}), 2, "bfloat16", "bfloat16", "float32")
@@ -26,7 +60,16 @@ ARM_INT8 = Dot("usdot", frozenset({"i8mm"}), 4, "uint8", "int8", "int32")
 ARM_SIGNED = Dot("sdot", frozenset({"dotprod"}), 4, "int8", "int8", "int32")
 DOTS = (BF16, INT8, ARM_BF16, ARM_INT8, ARM_SIGNED)
 
+AMX_BF16 = Matrix("tdpbf16ps", "amx-bf16", BF16)
+AMX_INT8 = Matrix("tdpbusd", "amx-int8", INT8)
+MATRICES = (AMX_BF16, AMX_INT8)
+
 
 def named(name: str) -> Dot:
-    """Of these, by its name."""
+    """Of the instructions of vectors, by its name."""
     return next(dot for dot in DOTS if dot.name == name)
+
+
+def matrix_named(name: str) -> Matrix:
+    """Of those of matrices, by its name."""
+    return next(matrix for matrix in MATRICES if matrix.name == name)

@@ -1,5 +1,6 @@
 """The machine: its cores and GPUs, and the names that measurements give it."""
 
+import ctypes
 import os
 import platform
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 
 _LEAST_MEMORY = 2 << 30  # bytes
+_ARCH_PRCTL, _REQUEST_PERMISSION, _AMX_REGISTERS = 158, 0x1023, 18  # of x86-64 Linux
 
 
 def gpus() -> list[str]:
@@ -87,6 +89,14 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@lru_cache(maxsize=1)
+def may_use_amx() -> bool:
+    """Whether Linux lets this process use AMX's registers, which it must ask for (`arch_prctl`, since 5.16)."""
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _AMX_REGISTERS) == 0
 
 
 def cpuinfo() -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tvm.target import Target, codegen
 
-from lib.machine.dots import DOTS, Dot
+from lib.machine.dots import DOTS, MATRICES, Dot, Matrix
 
 FLOAT_BITS = 32
 _ARM_32 = ("armv", "arm-", "thumb")  # triples of the older architecture, which has half as many
@@ -17,6 +17,7 @@ class Registers:
     count: int
     lanes: int  # float32 elements in each
     dots: tuple[Dot, ...] = ()  # instructions for narrower elements
+    matrices: tuple[Matrix, ...] = ()  # those that multiply whole matrices of them
 
 
 def registers(target: Target) -> Registers:
@@ -29,12 +30,21 @@ def registers(target: Target) -> Registers:
     limit = int(codegen.llvm_get_vector_width(target)) // FLOAT_BITS
     dots = tuple(dot for dot in DOTS if dot.features & features)
     if "avx512f" in features:
-        return Registers(32, min(16, limit), dots if "avx512vl" in features else ())
+        lanes = min(16, limit)
+        return Registers(32, lanes, dots if "avx512vl" in features else (), _matrices(target, features, lanes))
     if "avx" in features:
         return Registers(16, min(8, limit), dots)
     if "neon" in features and not str(target.attrs.get("mtriple", "")).startswith(_ARM_32):
         return Registers(32, min(4, limit), dots)
     return Registers(16, min(4, limit))
+
+
+def _matrices(target: Target, features: set[str], lanes: int) -> tuple[Matrix, ...]:
+    """Those of a CPU, whose registers Linux lets a process use that asks for them."""
+    triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
+    if lanes < Matrix.LANES or not {"amx-tile", "avx512vl"} <= features or "-linux" not in triple:
+        return ()
+    return tuple(matrix for matrix in MATRICES if matrix.feature in features)
 
 
 def narrowed(lanes: int, extent: int) -> int:

@@ -201,7 +201,7 @@ def _host_target() -> dict[str, object]:
     if present:
         known = {feature for feature in believed if feature.startswith(_INSTRUCTION_SETS)}
         mattr = [f"-{name}" for name in sorted(known - present)]
-        mattr += [f"+{name}" for name in sorted(present - known) if name.startswith("avx512")]
+        mattr += [f"+{name}" for name in sorted(present - known) if name.startswith(("avx512", "amx"))]
     if "avx512f" in present and "prefer-256-bit" in believed:
         mattr.append("-prefer-256-bit")  # of some CPUs; dense kernels are slower with half the width
     if mattr:
@@ -214,7 +214,8 @@ def _instruction_sets() -> set[str]:
     for line in host.cpuinfo():
         if line.startswith("flags"):
             flags = {flag.replace("avx512_", "avx512").replace("avx_", "avx") for flag in line.split()[2:]}
-            return {flag.replace("_", "-") for flag in flags if flag.startswith(_INSTRUCTION_SETS)}
+            found = {flag.replace("_", "-") for flag in flags if flag.startswith(_INSTRUCTION_SETS)}
+            return found if host.may_use_amx() else {name for name in found if not name.startswith("amx")}
     return set()
 
 

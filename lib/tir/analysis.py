@@ -55,6 +55,11 @@ def stride(indices: Sequence[Any], shape: Sequence[Any], var: Any, far: int = 1)
     return int(ends[1]) - int(ends[0]) if all(isinstance(end, tirx.IntImm) for end in ends) else 0
 
 
+def is_linear(indices: Sequence[Any], shape: Sequence[Any], var: Any, extent: int) -> bool:
+    """Whether all steps of an access along an axis of some extent, which begins at zero, are equally long."""
+    return stride(indices, shape, var, extent - 1) == (extent - 1) * stride(indices, shape, var)
+
+
 def last_axis(block: SBlock) -> int:
     """The position of the axis along which the results of a block are contiguous."""
     last = stored(block).indices[-1]

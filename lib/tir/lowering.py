@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib.tir import analysis, anywhere, cpu_check, dot, gpu, parallel, prefetch, remainder, rounding
+from lib.tir import analysis, anywhere, cpu_check, dot, gpu, matrix, parallel, prefetch, remainder, rounding
 
 # Raise it with every change to what this module, `prefetch` or `remainder` makes of a program: latencies of before are
 # then told apart from those of after.
@@ -83,7 +83,7 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
         + [prefetch.insert] * lowering.prefetch
         + [remainder.peel] * lowering.peel
         + [gpu.repair] * lowering.repair
-        + [parallel.mark_to_kind, dot.insert, rounding.insert]
+        + [parallel.mark_to_kind, matrix.insert, dot.insert, rounding.insert]
     )
     if lowering.repair:
         lower = gpu.lowered_apart(lower)

@@ -42,7 +42,8 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
         found = prefetches.get(loop.loop_var)
         if not found:
             return loop
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt([*found, loop.body]))
+        body, others = tirx.SeqStmt([*found, loop.body]), {k: v for k, v in loop.annotations.items() if k != MARK}
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=others)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, with_prefetches)))
 

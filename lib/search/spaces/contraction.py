@@ -39,6 +39,9 @@ from lib.tir import analysis
 from lib.tir.parameters import weight_positions
 
 
+_FEW_ROWS = 4  # instructions for matrices would wait for each other
+
+
 def space(remainders: bool = True) -> Space:
     """The space; its register tiles divide every output, unless `remainders` are allowed (`tiling.tiles`)."""
     return Space(
@@ -97,7 +100,24 @@ def _tiles(
     columns = extents[roles.columns] // roles.groups
     found = tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=remainders and roles.groups == 1)
     dot = instruction(function, reduction, roles, machine)
-    return [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0] if dot else found
+    if dot is None:
+        return found
+    matrices = [] if extents[roles.rows[-1]] < _FEW_ROWS else _of_matrices(reduction, roles, machine, dot)
+    return matrices or [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0]
+
+
+def _of_matrices(reduction: SBlock, roles: Roles, machine: Registers, dot: Dot) -> list[Tile]:
+    """The tiles for an instruction that multiplies matrices, if the machine has one for these elements, and the rows of
+    the data are equally far apart."""
+    matrix = next((each for each in machine.matrices if each.dot == dot), None)
+    operands = analysis.weight_and_data(reduction)
+    if matrix is None or operands is None:
+        return []
+    extents, (_, data) = [int(axis.dom.extent) for axis in reduction.iter_vars], operands
+    rows, columns, channels = (extents[n] for n in (roles.rows[-1], roles.columns, roles.reduction[-1]))
+    if not analysis.is_linear(data.indices, data.source.ty.shape, reduction.iter_vars[roles.rows[-1]].var, rows):
+        return []
+    return tiling.matrix_tiles(rows, columns // roles.groups, channels // dot.depth, matrix)
 
 
 def instruction(function: tirx.PrimFunc, reduction: SBlock, roles: Roles, machine: Registers) -> Dot | None:

@@ -13,7 +13,7 @@ from lib.machine.registers import narrowed
 from lib.search.spaces import primitives
 from lib.search.spaces.roles import Roles
 from lib.search.spaces.tiling import Tile
-from lib.tir import analysis, dot, prefetch, remainder
+from lib.tir import analysis, dot, matrix, prefetch, remainder
 
 _UNROLLED = (2, 4, 8)  # steps of the K loop
 
@@ -53,7 +53,7 @@ def tile_contraction(
     _fill(schedule, block, results, split, around[-1], tile)
     for producer in producers:
         primitives.pad(schedule, producer, task if padded_in_task else None)
-    _initialize(schedule, schedule.decompose_reduction(block, split.k))
+    _initialize(schedule, schedule.decompose_reduction(block, split.k), tile)
 
 
 def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: Tile, roles: Roles) -> None:
@@ -69,7 +69,7 @@ def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: T
     # Columns of weights stay in L1 for all rows.
     schedule.reorder(*(loops[n] for n in roles.batch), split.columns, split.rows, split.k, *split.tile)
     _fill(schedule, block, results, split, split.rows, tile)
-    _initialize(schedule, schedule.decompose_reduction(block, split.k))
+    _initialize(schedule, schedule.decompose_reduction(block, split.k), tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _split(schedule: Schedule, row: LoopRV, column: LoopRV, k: LoopRV, tile: Til
     n_rows, n_columns = (primitives.extent_of(schedule, loop) for loop in (row, column))
     rows, in_tile = schedule.split(row, [None, primitives.sampled_choice(schedule, tile.rows)])
     columns, vector, lane = schedule.split(column, [None, tile.vectors, tile.lanes])
-    k_outer, k_inner, *depth = _split_k(schedule, k, tile.dot.depth if tile.dot else 1)
+    k_outer, k_inner, *depth = _split_k(schedule, k, tile)
     has_remainders = bool(n_columns % (tile.vectors * tile.lanes)) or any(n_rows % r for r in tile.rows)
     return _Split(rows, columns, k_outer, [k_inner, in_tile, vector, lane, *depth], has_remainders)
 
@@ -98,8 +98,11 @@ def _fill(schedule: Schedule, block: SBlockRV, results: SBlockRV, split: _Split,
     if split.has_remainders:
         schedule.annotate(around, remainder.MARK, 1)
     schedule.annotate(k_inner, prefetch.MARK, 1)
-    for loop in (k_inner, row, vector, *depth):
-        schedule.unroll(loop)
+    if tile.matrix:
+        schedule.annotate(k_inner, matrix.MARK, tile.matrix.name)
+    else:
+        for loop in (k_inner, row, vector, *depth):
+            schedule.unroll(loop)
     if tile.dot:
         schedule.annotate(lane, dot.MARK, tile.dot.name)
     else:
@@ -108,12 +111,14 @@ def _fill(schedule: Schedule, block: SBlockRV, results: SBlockRV, split: _Split,
     _compute_epilogue_at(schedule, results, around, n_columns, tile.lanes)
 
 
-def _split_k(schedule: Schedule, k: LoopRV, depth: int) -> list[LoopRV]:
-    """The K loop as blocks, unrolled steps, and the products that one instruction adds, if these are several."""
-    if depth == 1:
-        return list(schedule.split(k, [None, _sampled_unrolling(schedule, primitives.extent_of(schedule, k))]))
-    k, products = schedule.split(k, [None, depth])
-    return [*schedule.split(k, [None, _sampled_unrolling(schedule, primitives.extent_of(schedule, k))]), products]
+def _split_k(schedule: Schedule, k: LoopRV, tile: Tile) -> list[LoopRV]:
+    """The K loop as blocks, steps (unrolled, or those of a product of matrices), and the products that one instruction
+    adds to a lane, if these are several."""
+    products = []
+    if tile.dot:
+        k, *products = schedule.split(k, [None, tile.dot.depth])
+    steps = tile.steps or _sampled_unrolling(schedule, primitives.extent_of(schedule, k))
+    return [*schedule.split(k, [None, steps]), *products]
 
 
 def _sampled_unrolling(schedule: Schedule, extent: int) -> object:
@@ -128,9 +133,12 @@ def _compute_epilogue_at(schedule: Schedule, results: SBlockRV, loop: LoopRV, n_
     primitives.vectorize_last(schedule, results, lanes if written == n_columns else narrowed(lanes, written))
 
 
-def _initialize(schedule: Schedule, initial: SBlockRV) -> None:
+def _initialize(schedule: Schedule, initial: SBlockRV, tile: Tile) -> None:
     """Set the accumulators to zero in registers."""
     *_, row, vector, lane = schedule.get_loops(initial)
     schedule.vectorize(lane)
+    if tile.matrix:
+        schedule.annotate(row, matrix.MARK, tile.matrix.name)
+        return
     schedule.unroll(vector)
     schedule.unroll(row)

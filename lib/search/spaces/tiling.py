@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lib.machine.dots import Dot
+from lib.machine.dots import Dot, Matrix
 from lib.machine.registers import Registers, narrowed
 
 _WORTH_MEASURING = 0.85  # of the best tile's efficiency
+_MOST_ROWS = 4  # numbers of rows to choose from, of a tile for matrices
+_LINES_OF_L2 = 1.5  # cycles that a cache line of L2 takes
 _WORTH_REMAINDERS = 1.5  # times the best efficiency without: weights are not packed then, and there are branches
 
 
@@ -18,6 +20,8 @@ class Tile:
     vectors: int
     rows: tuple[int, ...]  # to choose from
     dot: Dot | None = None  # the instruction that multiplies; None: one product to a lane
+    matrix: Matrix | None = None  # one for the whole tile, which multiplies like `dot`
+    steps: int = 0  # of the reduction that it takes at once
 
 
 def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False) -> list[Tile]:
@@ -104,6 +108,46 @@ def cycles(rows: int, vectors: int, width: float) -> float:
         width: Of the vectors, as a share of a register.
     """
     return max(rows * vectors / 2, 4, (rows + vectors) / 2, 2 * vectors * width)
+
+
+def matrix_tiles(rows: int, columns: int, steps: int, matrix: Matrix) -> list[Tile]:
+    """The tiles of an output of `rows x columns` for an instruction that multiplies matrices; empty if there are none.
+
+    They divide the columns, but need not divide the rows.
+
+    Args:
+        steps: Of the reduction, each of as many products as `matrix.dot` adds; a tile takes as many at once as divide
+            them.
+    """
+    if columns % matrix.LANES:
+        return []
+    at_once = max(n for n in divisors(steps) if n <= matrix.STEPS)
+    efficiency = {
+        (v, r): rows * columns / (columns // (matrix.LANES * v)) / _matrix_cycles(rows, r, v, at_once, matrix)
+        for v in divisors(columns // matrix.LANES)
+        for r in range(1, min(rows, matrix.REGISTERS * matrix.ROWS) + 1)
+        if matrix.registers(r, v) <= matrix.REGISTERS
+    }
+    best = max(efficiency.values())
+    found: dict[int, list[int]] = {}
+    for (v, r), share in sorted(efficiency.items(), key=lambda each: -each[1]):
+        if share >= _WORTH_MEASURING * best and len(found.setdefault(v, [])) < _MOST_ROWS:
+            found[v].append(r)
+    return [
+        Tile(matrix.LANES, v, tuple(sorted(choices)), matrix.dot, matrix, at_once) for v, choices in found.items() if choices
+    ]
+
+
+def _matrix_cycles(rows: int, r: int, vectors: int, steps: int, matrix: Matrix) -> float:
+    """Cycles of all rows of one column of tiles, for one step of the loops around them: each tile takes the largest of
+    its products, a cycle for each row; their latency; its loads, of two rows a cycle; the weights from L2, at half of
+    that or less."""
+    total = 0.0
+    for n, height in ((rows // r, r), (1, rows % r)):
+        if height:
+            loads = (height + vectors * steps) / 2
+            total += n * max(height * vectors, matrix.LATENCY, loads, _LINES_OF_L2 * vectors * steps)
+    return total
 
 
 def lanes_for(extent: int, machine: Registers) -> int:
