@@ -59,7 +59,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     elif not takes_unsigned:
         model = signed.in_signed(model, of_bytes[0])
     choices: list[reweight.Choose] = []
-    if config.winograd == "auto":
+    if config.winograd == "auto" and not (is_narrow and machine.matrices):  # whose products are cheaper than transforms
         choices.append(winograd.narrow_replacement if is_narrow else winograd.replacement)
     if config.widen == "auto":
         choices.append(widen.replacement(machine.lanes))

@@ -45,9 +45,12 @@ class CpuTarget:
 
     @property
     def instructions(self) -> str:
-        """Class of targets for which the same programs are fast: `avx512`, `avx2`, `neon`, or empty for any other."""
+        """Class of targets for which the same programs are fast: `amx`, `avx512`, `avx2`, `neon`, or empty for any
+        other."""
         if architecture(self.triple) == "aarch64":
             return "neon"
+        if registers(self.tvm()).matrices:
+            return "amx"
         is_x86 = architecture(self.triple) in ("x86_64", "i386")
         return {512: "avx512", 256: "avx2"}.get(self.vector_bits, "") if is_x86 else ""
 

@@ -21,7 +21,9 @@ FOLDER = Path(__file__).parent / "base_models"
 CARD = "card.json"
 # Whose models a class without its own begins with. Of programs in 32 registers of 128 bits, which NEON has, those of
 # AVX2 order more pairs right than those of AVX-512 (benchmarks/README.md, "What ARM starts from").
-_LIKE = {"neon": "avx2"}
+_LIKE = {"neon": "avx2", "amx": "avx512"}
+# What the class with matrices does not begin with: contractions of narrow elements, which are other programs there.
+_NARROW = ("_bf16", "_int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,17 @@ class Base:
 class BaseModels:
     """Those for one class of targets; empty where this project has none."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, without: tuple[str, ...] = ()) -> None:
+        """Those of a folder.
+
+        Args:
+            without: Ends of the names of operators whose models are left out.
+        """
         card = _card(folder) if folder else {}
         self._found = {
             operator: Base(operator, (folder or FOLDER) / facts["file"], tuple(facts["regrets"]))
             for operator, facts in card.get("operators", {}).items()
+            if not operator.endswith(without)
         }
 
     def of(self, operator: str) -> Base | None:
@@ -60,7 +68,9 @@ def base_models(target_class: str, use: bool = True) -> BaseModels:
     """Those that this project has for a class of targets (`CpuTarget.instructions`), or for the one most like it; none
     if not to be used."""
     folder = FOLDER / _LIKE.get(target_class, target_class)
-    return BaseModels(folder if use and target_class and (folder / CARD).exists() else None)
+    if not use or not target_class or not (folder / CARD).exists():
+        return NONE
+    return BaseModels(folder, _NARROW if target_class == "amx" else ())
 
 
 def bases_of(subgraphs: pa.Table, families: pa.Table, bases: BaseModels) -> dict[str, Base | None]:
