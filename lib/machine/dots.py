@@ -6,6 +6,7 @@ registers for small matrices, and an instruction that multiplies two of them and
 same types and order of elements: sixteen times as many operations (`lib.tir.matrix`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -35,22 +36,29 @@ class Matrix:
 
     ROWS = STEPS = LANES = 16  # at most
     REGISTERS = 8
-    LATENCY = 52  # cycles until a sum can be added to again; it takes one cycle for each row of data
+    LATENCY = 52  # cycles until a sum can be added to again
+    LINE_OF_L2 = 1.5  # cycles that it takes to load a row of weights from there
 
     def heights(self, rows: int) -> list[int]:
         """The rows of each register that so many are divided into."""
         return [min(self.ROWS, rows - first) for first in range(0, rows, self.ROWS)]
 
-    def keeps_data(self, rows: int, vectors: int) -> bool:
-        """Whether a step of a tile of so many rows and vectors keeps all of its data, and has one register for parts of
-        the weights, or the other way round: what takes fewer registers. Those for data may need different heights."""
-        heights = self.heights(rows)
+    def keeps_data(self, heights: Sequence[int], vectors: int) -> bool:
+        """Whether a step of a tile, of rows in registers of some heights and of so many vectors, keeps all of its data,
+        and has one register for parts of the weights, or the other way round: what takes fewer registers. All that one
+        register holds must have one height."""
         return len(set(heights)) > 1 or len(heights) <= vectors
 
-    def registers(self, rows: int, vectors: int) -> int:
+    def registers(self, heights: Sequence[int], vectors: int) -> int:
         """How many a tile takes."""
-        n = len(self.heights(rows))
-        return n * vectors + (n if self.keeps_data(rows, vectors) else vectors) + 1
+        n = len(heights)
+        return n * vectors + (n if self.keeps_data(heights, vectors) else vectors) + 1
+
+    def cycles(self, heights: Sequence[int], vectors: int, steps: int) -> float:
+        """That a tile takes for one product of each of its registers: the largest of the products, a cycle for each row
+        of data; their latency; its loads, of two rows a cycle; the weights from L2."""
+        rows = sum(heights)
+        return max(rows * vectors, self.LATENCY, (rows + vectors * steps) / 2, self.LINE_OF_L2 * vectors * steps)
 
 
 BF16 = Dot("vdpbf16ps", frozenset({"avx512bf16"}), 2, "bfloat16", "bfloat16", "float32")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lib.machine.dots import Matrix
 from lib.search.described import Plain, Workload, log
 from lib.search.spaces.roles import Roles
 from lib.search.spaces.tiling import cycles
@@ -75,11 +76,15 @@ def of_tile(workload: Workload, roles: Roles, nest: Sequence[Loop]) -> dict[str,
     data, weights = sizes.data * rows_of_task * channels, sizes.weights * reduced * columns_of_task
     results = sizes.results * rows_of_task * columns_of_task
     width = lanes / max(1, workload.machine.lanes)
+    steps = product("steps", roles.reduction)  # of a product of matrices; else there are none
     efficiency = r * v * width / 2 / cycles(r, v, width)
+    if any(loop.kind == "steps" for loop in nest):
+        rows = [loop.extent for loop in nest if loop.kind == "unroll" and loop.axis == roles.rows[-1]]
+        efficiency = _of_matrices(workload.machine.matrices[0], r, rows[-1] if rows else 1, v, steps)
     row_waste = product("parallel", roles.rows) * rows_of_task / math.prod(extents[n] for n in roles.rows)
     column_waste = product("parallel", columns) * columns_of_task / extents[roles.columns]
     return {
-        "tile rows": r, "tile vectors": v, "lanes": lanes, "unrolled": log(product("unroll", roles.reduction)),
+        "tile rows": r, "tile vectors": v, "lanes": lanes, "unrolled": log(steps * product("unroll", roles.reduction)),
         "accumulators": r * v, "registers left": workload.machine.count - r * v - v - 1,
         "tile efficiency": efficiency, "slowness": math.log2(row_waste * column_waste / max(efficiency, 1e-3)),
         "rows of a task": log(rows_of_task), "columns of a task": log(columns_of_task),
@@ -90,6 +95,12 @@ def of_tile(workload: Workload, roles: Roles, nest: Sequence[Loop]) -> dict[str,
         "reuse of weights": log(turns), "reuse of data": log(turns_of_columns),
         "row waste": row_waste, "column waste": column_waste,
     }  # fmt: skip
+
+
+def _of_matrices(matrix: Matrix, rows: int, rows_of_line: int, vectors: int, steps: int) -> float:
+    """The share of its peak that an instruction for matrices has with a tile."""
+    heights = matrix.heights(rows_of_line) * (rows // rows_of_line)
+    return rows * vectors * steps / matrix.STEPS / matrix.cycles(heights, vectors, steps)
 
 
 def of_plain(workload: Workload, plain: Plain, loops: Sequence[Loop], *, is_main: bool) -> dict[str, float]:

@@ -19,7 +19,7 @@ from lib.contracts import digests
 from lib.search import decided
 from lib.search.decided import Loop, single
 from lib.search.described import CONTEXT, Workload, describe, log
-from lib.tir import dot, parallel
+from lib.tir import dot, matrix, parallel
 
 __all__ = [
     "CONTEXT",
@@ -42,7 +42,7 @@ Decide = Callable[[int, Instruction, int], Decision]
 
 _SLOTS = 6  # sampled values that are features themselves, in the order of the trace
 _MARKS = {"Parallel": "parallel", "Vectorize": "vectorize", "Unroll": "unroll", dot.MARK: "vectorize",
-          parallel.MARK: "parallel"}  # fmt: skip
+          parallel.MARK: "parallel", matrix.MARK: "steps"}  # fmt: skip
 _COUNTED = ("ComputeInline", "ComputeAt", "ReverseComputeAt", "CacheWrite", "RFactor", "Parallel", "Split", "Annotate")
 
 DECIDED = (

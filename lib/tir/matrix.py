@@ -20,7 +20,8 @@ Source: Intel, "Architecture Instruction Set Extensions Programming Reference", 
 in user space applications".
 """
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ MARK = "matrix"  # annotation of the loop that sets sums to zero, and of that ov
 
 _PREFIX = "family_tuner_tiles"
 _CONFIGURE, _RELEASE, _PERMITTED = f"{_PREFIX}_configure", f"{_PREFIX}_release", f"{_PREFIX}_permitted"
-_WIDTH = 64  # bytes of a register's row
+_WIDTH, _ELEMENT = 64, 4  # bytes: of a register's row, and of what a step multiplies with a lane
 _REFUSED = (
     "this library was compiled for a CPU with AMX, which the operating system does not let this process use (Linux "
     "since 5.16 does, unless a container forbids it). Compile the model with a --target without amx-tile."
@@ -52,7 +53,8 @@ define linkonce_odr i32 @{name}() noinline nounwind {{
 done:
   ret i32 %known
 ask:
-  %refused = call i64 asm sideeffect "syscall", "={{rax}},0,{{rdi}},{{rsi}},~{{rcx}},~{{r11}},~{{memory}}"(i64 158, i64 4131, i64 18)
+  %refused = call i64
+    asm sideeffect "syscall", "={{rax}},0,{{rdi}},{{rsi}},~{{rcx}},~{{r11}},~{{memory}}"(i64 158, i64 4131, i64 18)
   %may = icmp eq i64 %refused, 0
   %found = zext i1 %may to i32
   store i32 %found, ptr @{name}_known
@@ -168,45 +170,98 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tile in one register: the (line, row) of the first, and of the one after it, and how many there are."""
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tile:
     """A marked tile that an instruction fits."""
 
     matrix: Matrix
-    loops: tuple[tirx.For, ...]  # over steps, rows, vectors, lanes, products
+    step: tirx.For
+    lines: tirx.For | None
+    rows: tirx.For
+    vectors: tirx.For
+    lanes: tirx.For
+    products: tirx.For
     data: Access
     weights: Access
     sums: Access
 
-    def extent(self, n: int) -> int:
-        """Iterations of a loop."""
-        return int(self.loops[n].extent)
+    @property
+    def loops(self) -> list[tirx.For]:
+        """All of them, the outermost first."""
+        return [self.step, *([self.lines] if self.lines is not None else []), self.rows, self.vectors, self.lanes,
+                self.products]  # fmt: skip
+
+    @property
+    def n_vectors(self) -> int:
+        """Of the sums of a row."""
+        return int(self.vectors.extent)
+
+    @property
+    def n_steps(self) -> int:
+        """Of a product."""
+        return int(self.step.extent)
+
+    @property
+    def registers_of_rows(self) -> list[Rows]:
+        """Rows divided into registers; those of several lines together, if they are equally far apart."""
+        n_lines, n_rows = int(self.lines.extent) if self.lines is not None else 1, int(self.rows.extent)
+        if self.lines is None or n_lines == 1 or not self._is_even():
+            return [
+                Rows((line, row), (line, row + 1), height)
+                for line in range(n_lines)
+                for row, height in self._parts(n_rows)
+            ]
+        return [
+            Rows(divmod(row, n_rows), divmod(row + 1, n_rows), height) for row, height in self._parts(n_lines * n_rows)
+        ]
+
+    def _parts(self, n: int) -> list[tuple[int, int]]:
+        return [(first * self.matrix.ROWS, height) for first, height in enumerate(self.matrix.heights(n))]
+
+    def _is_even(self) -> bool:
+        """Whether a line of data, and of sums, begins where the one before it ends."""
+        assert self.lines is not None
+        return all(
+            each.stride(self.lines.loop_var) == int(self.rows.extent) * each.stride(self.rows.loop_var)
+            for each in (self.data, self.sums)
+        )
 
     @property
     def heights(self) -> list[int]:
-        """See `Matrix.heights`."""
-        return self.matrix.heights(self.extent(1))
+        """Of the registers that rows are divided into."""
+        return [rows.height for rows in self.registers_of_rows]
 
     @property
     def keeps_data(self) -> bool:
         """See `Matrix.keeps_data`."""
-        return self.matrix.keeps_data(self.extent(1), self.extent(2))
+        return self.matrix.keeps_data(self.heights, self.n_vectors)
 
-    def where(self, step: int = 0, row: int = 0, vector: int = 0) -> dict[Any, int]:
+    def where(self, step: int = 0, row: tuple[int, int] = (0, 0), vector: int = 0) -> dict[Any, int]:
         """An iteration of its loops."""
-        return dict(zip([loop.loop_var for loop in self.loops], (step, row, vector, 0, 0), strict=True))
+        of_line = {} if self.lines is None else {self.lines.loop_var: row[0]}
+        return of_line | {self.step.loop_var: step, self.rows.loop_var: row[1], self.vectors.loop_var: vector,
+                          self.lanes.loop_var: 0, self.products.loop_var: 0}  # fmt: skip
 
 
 def _tile(loop: tirx.For) -> Tile | None:
     """What a marked loop over steps is; None if the instruction does not fit it."""
-    matrix, loops, body = matrix_named(str(loop.annotations[MARK])), [loop], _last(loop.body)
+    matrix, inner, body = matrix_named(str(loop.annotations[MARK])), list[tirx.For](), _last(loop.body)
     while isinstance(body, tirx.For):
-        loops.append(body)
+        inner.append(body)
         body = body.body
-    if len(loops) != 5 or not isinstance(body, SBlockRealize):
+    if len(inner) not in (4, 5) or not isinstance(body, SBlockRealize):
         return None
-    variables = [each.loop_var for each in loops]
+    lines, (rows, vectors, lanes, products) = inner[0] if len(inner) == 5 else None, inner[-4:]
     operands = analysis.added_factors(body.block)
-    if operands is None or analysis.variables([body.predicate]) & set(variables):
+    if operands is None or analysis.variables([body.predicate]) & {each.loop_var for each in (loop, *inner)}:
         return None
     bound = {axis.var: value for axis, value in zip(body.block.iter_vars, body.iter_values, strict=True)}
 
@@ -215,8 +270,9 @@ def _tile(loop: tirx.For) -> Tile | None:
 
     store = analysis.stored(body.block)
     first, second = (access(load.source, load.indices) for load in operands)
-    data, weights = (first, second) if first.stride(variables[3]) == 0 else (second, first)
-    found = Tile(matrix, tuple(loops), data, weights, access(store.buffer, store.indices))
+    data, weights = (first, second) if first.stride(lanes.loop_var) == 0 else (second, first)
+    sums = access(store.buffer, store.indices)
+    found = Tile(matrix, loop, lines, rows, vectors, lanes, products, data, weights, sums)
     return found if _fits(found) else None
 
 
@@ -226,23 +282,25 @@ def _last(body: tirx.Stmt) -> tirx.Stmt:
 
 
 def _fits(tile: Tile) -> bool:
-    depth, extents = tile.matrix.dot.depth, [tile.extent(n) for n in range(5)]
-    if extents[3] != tile.matrix.LANES or extents[4] != depth or extents[0] > tile.matrix.STEPS:
+    matrix, dot = tile.matrix, tile.matrix.dot
+    sizes = int(tile.lanes.extent), int(tile.products.extent)
+    if sizes != (matrix.LANES, dot.depth) or tile.n_steps > matrix.STEPS:
         return False
-    if tile.matrix.registers(*extents[1:3]) > tile.matrix.REGISTERS:
+    if (str(tile.data.tensor.ty.dtype), str(tile.weights.tensor.ty.dtype)) != (dot.data, dot.weights):
         return False
-    if (str(tile.data.tensor.ty.dtype), str(tile.weights.tensor.ty.dtype)) != (
-        tile.matrix.dot.data,
-        tile.matrix.dot.weights,
-    ):
-        return False
-    # By step, row, vector, lane, product; None: any that is constant.
-    strides = {"data": (depth, None, 0, 0, 1), "weights": (None, 0, None, depth, 1), "sums": (0, None, None, 1, 0)}
-    return all(
+    # By step, lines, rows, vectors, lanes, products; None: any that is constant.
+    of_rows = [None] * (len(tile.loops) - 4)
+    strides: dict[str, list[int | None]] = {
+        "data": [dot.depth, *of_rows, 0, 0, 1],
+        "weights": [None, *([0] * len(of_rows)), None, dot.depth, 1],
+        "sums": [0, *of_rows, None, 1, 0],
+    }
+    is_even = all(
         _is_linear(getattr(tile, name), loop, stride)
         for name, of in strides.items()
         for loop, stride in zip(tile.loops, of, strict=True)
     )
+    return is_even and matrix.registers(tile.heights, tile.n_vectors) <= matrix.REGISTERS
 
 
 def _is_linear(access: Access, loop: tirx.For, wanted: int | None) -> bool:
@@ -262,7 +320,7 @@ class _Writer:
     def written(self, sequence: tirx.SeqStmt, there: Iterable[Matrix]) -> tirx.SeqStmt:
         """A sequence in which sums are set to zero and then added to, with instructions if they fit."""
         statements = list(sequence.seq)
-        for n, (zeros, steps) in enumerate(zip(statements[:-1], statements[1:], strict=True)):
+        for n, (zeros, steps) in enumerate(itertools.pairwise(statements)):
             if not isinstance(zeros, tirx.For) or MARK not in zeros.annotations:
                 continue
             marked = [loop for loop in analysis.walk(steps, tirx.For) if MARK in loop.annotations]
@@ -278,17 +336,12 @@ class _Writer:
 
     def _instructions(self, tile: Tile) -> tuple[list[tirx.Stmt], Any, list[tirx.Stmt]]:
         """What is done before a tile's loops, in place of the marked one, and after them."""
-        heights, vectors = tile.heights, tile.extent(2)
-        sums = [(i, v) for i in range(len(heights)) for v in range(vectors)]
-        rows = [sum(heights[:i]) for i in range(len(heights))]
+        sums = [(rows, v) for rows in tile.registers_of_rows for v in range(tile.n_vectors)]
         # BF16ComputeLegalize makes float32 of the tensors within a program, unless somebody asks where they lie.
         kept = [tirx.Evaluate(access.tensor.data) for access in (tile.data, tile.weights)]
         begin = [*kept, self._configure(tile), *(self._call("zero", a=n) for n in range(len(sums)))]
-        end = [
-            self._call("store", *_row_pair(tile.sums, tile, heights[i], row=rows[i], vector=v), a=n)
-            for n, (i, v) in enumerate(sums)
-        ]
-        products = [*self._products(tile, rows)]
+        end = [self._call("store", *_places(tile.sums, tile, rows, v), a=n) for n, (rows, v) in enumerate(sums)]
+        products = list(self._products(tile))
 
         def step(loop: tirx.For) -> tirx.Stmt:
             if not isinstance(loop.body, tirx.SeqStmt):
@@ -298,39 +351,37 @@ class _Writer:
 
         return begin, step, end
 
-    def _products(self, tile: Tile, rows: Sequence[int]) -> Iterable[tirx.Stmt]:
-        """Those of one step of the loops around the tile: of data and weights, what takes fewer registers stays."""
-        heights, vectors = tile.heights, tile.extent(2)
-        n, n_sums = len(heights), len(heights) * tile.extent(2)
+    def _products(self, tile: Tile) -> Iterator[tirx.Stmt]:
+        """Those of one step of the loops around the tile."""
+        rows, n_vectors = tile.registers_of_rows, tile.n_vectors
+        n, n_sums = len(rows), len(rows) * n_vectors
 
         def load_data(i: int, register: int) -> tirx.Stmt:
-            return self._call("load", *_row_pair(tile.data, tile, heights[i], row=rows[i]), a=register)
+            return self._call("load", *_places(tile.data, tile, rows[i]), a=register)
 
         def load_weights(v: int, register: int) -> tirx.Stmt:
-            places = [tile.weights.at(tile.where(step=step, vector=v)) for step in (0, min(1, tile.extent(0) - 1))]
+            places = [tile.weights.at(tile.where(step=step, vector=v)) for step in (0, min(1, tile.n_steps - 1))]
             return self._call("load", *places, a=register)
 
         def multiply(i: int, v: int, data: int, weights: int) -> tirx.Stmt:
-            return self._call(
-                "multiply", a=i * vectors + v, b=data, c=weights, instruction=tile.matrix.name
-            )
+            return self._call("multiply", instruction=tile.matrix.name, a=i * n_vectors + v, b=data, c=weights)
 
         if tile.keeps_data:
             yield from (load_data(i, n_sums + i) for i in range(n))
-            for v in range(vectors):
+            for v in range(n_vectors):
                 yield load_weights(v, n_sums + n)
                 yield from (multiply(i, v, n_sums + i, n_sums + n) for i in range(n))
         else:
-            yield from (load_weights(v, n_sums + 1 + v) for v in range(vectors))
+            yield from (load_weights(v, n_sums + 1 + v) for v in range(n_vectors))
             for i in range(n):
                 yield load_data(i, n_sums)
-                yield from (multiply(i, v, n_sums, n_sums + 1 + v) for v in range(vectors))
+                yield from (multiply(i, v, n_sums, n_sums + 1 + v) for v in range(n_vectors))
 
     def _configure(self, tile: Tile) -> tirx.Stmt:
-        heights, vectors, steps = tile.heights, tile.extent(2), tile.extent(0)
-        shapes = [(height, _WIDTH) for height in heights for _ in range(vectors)]
-        data, weights = [(height, 4 * steps) for height in heights], (steps, _WIDTH)
-        shapes += [*data, weights] if tile.keeps_data else [data[0], *[weights] * vectors]
+        """What sets the registers up for a tile: its sums, then as `_products` has them."""
+        shapes = [(height, _WIDTH) for height in tile.heights for _ in range(tile.n_vectors)]
+        data, weights = [(height, _ELEMENT * tile.n_steps) for height in tile.heights], (tile.n_steps, _WIDTH)
+        shapes += [*data, weights] if tile.keeps_data else [data[0], *[weights] * tile.n_vectors]
         self.text("release", _RELEASE)
         key = "_".join(f"{height}x{width}" for height, width in shapes)
         return self._called("configure", f"{_CONFIGURE}_{key}", data=_configuration(shapes))
@@ -352,7 +403,9 @@ class _Writer:
                 (tirx.Evaluate, lambda each: nothing if _called_name(each.value).startswith(_CONFIGURE) else each),
             )
             parts = [tirx.Evaluate(once), body, parts[1]]
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt(parts), annotations=loop.annotations)
+        return tirx.For(
+            loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt(parts), annotations=loop.annotations
+        )
 
     def _call(self, kind: str, *arguments: Any, **numbers: Any) -> tirx.Stmt:
         name = "_".join([_PREFIX, kind, *(str(value) for value in numbers.values())])
@@ -367,10 +420,11 @@ class _Writer:
         self.texts[name] = _TEXTS[kind].format(name=name, **parts)
 
 
-def _row_pair(access: Access, tile: Tile, height: int, row: int, vector: int = 0) -> list[Any]:
-    """The address of a row, and that of the next one, which tells how far apart they are once TVM has laid out what is
-    local to a program."""
-    return [access.at(tile.where(row=n, vector=vector)) for n in (row, row + min(1, height - 1))]
+def _places(access: Access, tile: Tile, rows: Rows, vector: int = 0) -> list[Any]:
+    """The address of a register's first row, and that of the next one, which tells how far apart they are once TVM has
+    laid out what is local to a program."""
+    second = rows.second if rows.height > 1 else rows.first
+    return [access.at(tile.where(row=row, vector=vector)) for row in (rows.first, second)]
 
 
 def _called_name(call: Any) -> str:

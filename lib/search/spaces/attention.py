@@ -25,7 +25,7 @@ from lib.search.spaces import primitives, tiling
 from lib.search.spaces.microkernel import tile_contraction, tile_in_task
 from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import feasible
-from lib.search.spaces.tiling import Tile
+from lib.search.spaces.tiling import Image, Tile
 from lib.tir import analysis, parallel
 from lib.tir.attention import BLOCKS, CONTEXT, LANE_MAXIMA, LANE_SUMS, LOGITS, MAXIMA, RESULT, SCORES, SUMS, WEIGHTS
 
@@ -90,8 +90,12 @@ def _efficiency(blocks: dict[str, SBlock], machine: Registers, rows: int) -> flo
 def _tiles(block: SBlock, rows: int, machine: Registers) -> list[Tile]:
     """The register tiles of a product with so many rows."""
     columns = _extents(block)[1]
-    found = tiling.tiles(rows, columns, machine, remainders=True)
     dot = _dot(block, machine)
+    if matrix := next((each for each in machine.matrices if each.dot == dot), None):
+        turns = int(block.iter_vars[_roles(block).reduction[-1]].dom.extent)
+        if found := tiling.matrix_tiles(Image(1, rows, is_even=False), columns, turns // matrix.dot.depth, matrix):
+            return found[:_MOST]
+    found = tiling.tiles(rows, columns, machine, remainders=True)
     return [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0][:_MOST]
 
 

@@ -34,10 +34,9 @@ from lib.search.spaces import tiling
 from lib.search.spaces.microkernel import tile_contraction
 from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import Space, feasible
-from lib.search.spaces.tiling import Tile
+from lib.search.spaces.tiling import Image, Tile
 from lib.tir import analysis
 from lib.tir.parameters import weight_positions
-
 
 _FEW_ROWS = 4  # instructions for matrices would wait for each other
 
@@ -115,9 +114,17 @@ def _of_matrices(reduction: SBlock, roles: Roles, machine: Registers, dot: Dot) 
         return []
     extents, (_, data) = [int(axis.dom.extent) for axis in reduction.iter_vars], operands
     rows, columns, channels = (extents[n] for n in (roles.rows[-1], roles.columns, roles.reduction[-1]))
-    if not analysis.is_linear(data.indices, data.source.ty.shape, reduction.iter_vars[roles.rows[-1]].var, rows):
+
+    def stride(n: int) -> int:
+        """Of the data with a row axis; 0 if it is not constant."""
+        at, var = (data.indices, data.source.ty.shape), reduction.iter_vars[n].var
+        return analysis.stride(*at, var) if analysis.is_linear(*at, var, extents[n]) else 0
+
+    if rows > 1 and not stride(roles.rows[-1]):
         return []
-    return tiling.matrix_tiles(rows, columns // roles.groups, channels // dot.depth, matrix)
+    lines = extents[roles.rows[-2]] if len(roles.rows) > 1 else 1
+    is_even = lines > 1 and stride(roles.rows[-2]) == rows * stride(roles.rows[-1])
+    return tiling.matrix_tiles(Image(lines, rows, is_even), columns // roles.groups, channels // dot.depth, matrix)
 
 
 def instruction(function: tirx.PrimFunc, reduction: SBlock, roles: Roles, machine: Registers) -> Dot | None:

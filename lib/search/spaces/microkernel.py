@@ -4,7 +4,7 @@ See `lib.search.spaces.contraction` for the loops that come of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -43,6 +43,8 @@ def tile_contraction(
     split = _split(schedule, last_row, columns, k, tile)
     shared_out = outer_rows.pop() if outer_rows else split.rows  # of images, the lines
     rest = [] if shared_out is split.rows else [split.rows]
+    if tile.lines > 1:
+        shared_out, split = _with_lines(schedule, shared_out, split, tile)
     rows_0, rows_1 = primitives.sampled_split(schedule, shared_out)
     columns_0, columns_1 = primitives.sampled_split(schedule, split.columns)
     tasks = [*(loops[n] for n in roles.batch), *groups, *outer_rows, rows_0, columns_0]
@@ -79,8 +81,17 @@ class _Split:
     rows: LoopRV  # over tiles
     columns: LoopRV  # over tiles
     k: LoopRV  # over unrolled steps
-    tile: list[LoopRV]  # the step, rows, vectors, lanes, and the products that one instruction adds, if several
+    step: LoopRV
+    in_tile: list[LoopRV]  # lines if there are several, rows
+    vector: LoopRV
+    lane: LoopRV
+    products: list[LoopRV]  # that one instruction adds, if several
     has_remainders: bool
+
+    @property
+    def tile(self) -> list[LoopRV]:
+        """The loops of the tile, in their order."""
+        return [self.step, *self.in_tile, self.vector, self.lane, *self.products]
 
 
 def _split(schedule: Schedule, row: LoopRV, column: LoopRV, k: LoopRV, tile: Tile) -> _Split:
@@ -89,24 +100,30 @@ def _split(schedule: Schedule, row: LoopRV, column: LoopRV, k: LoopRV, tile: Til
     columns, vector, lane = schedule.split(column, [None, tile.vectors, tile.lanes])
     k_outer, k_inner, *depth = _split_k(schedule, k, tile)
     has_remainders = bool(n_columns % (tile.vectors * tile.lanes)) or any(n_rows % r for r in tile.rows)
-    return _Split(rows, columns, k_outer, [k_inner, in_tile, vector, lane, *depth], has_remainders)
+    return _Split(rows, columns, k_outer, k_inner, [in_tile], vector, lane, depth, has_remainders)
+
+
+def _with_lines(schedule: Schedule, lines: LoopRV, split: _Split, tile: Tile) -> tuple[LoopRV, _Split]:
+    """A tile of several lines, and the loop over such."""
+    has_remainders = bool(primitives.extent_of(schedule, lines) % tile.lines)
+    lines, in_tile = schedule.split(lines, [None, tile.lines])
+    has_remainders |= split.has_remainders
+    return lines, replace(split, in_tile=[in_tile, *split.in_tile], has_remainders=has_remainders)
 
 
 def _fill(schedule: Schedule, block: SBlockRV, results: SBlockRV, split: _Split, around: LoopRV, tile: Tile) -> None:
     """Keep the accumulators of a tile in registers, with what reads them in the loop around it."""
-    k_inner, row, vector, lane, *depth = split.tile
     if split.has_remainders:
         schedule.annotate(around, remainder.MARK, 1)
-    schedule.annotate(k_inner, prefetch.MARK, 1)
+    schedule.annotate(split.step, prefetch.MARK, 1)
     if tile.matrix:
-        schedule.annotate(k_inner, matrix.MARK, tile.matrix.name)
-    else:
-        for loop in (k_inner, row, vector, *depth):
-            schedule.unroll(loop)
+        schedule.annotate(split.step, matrix.MARK, tile.matrix.name)
+    for loop in (*([] if tile.matrix else [split.step]), *split.in_tile, split.vector, *split.products):
+        schedule.unroll(loop)
     if tile.dot:
-        schedule.annotate(lane, dot.MARK, tile.dot.name)
+        schedule.annotate(split.lane, dot.MARK, tile.dot.name)
     else:
-        schedule.vectorize(lane)
+        schedule.vectorize(split.lane)
     n_columns = int(schedule.get(block).iter_vars[analysis.last_axis(schedule.get(block))].dom.extent)
     _compute_epilogue_at(schedule, results, around, n_columns, tile.lanes)
 
@@ -135,10 +152,10 @@ def _compute_epilogue_at(schedule: Schedule, results: SBlockRV, loop: LoopRV, n_
 
 def _initialize(schedule: Schedule, initial: SBlockRV, tile: Tile) -> None:
     """Set the accumulators to zero in registers."""
-    *_, row, vector, lane = schedule.get_loops(initial)
+    *outer, vector, lane = schedule.get_loops(initial)
+    rows = outer[-2:] if tile.lines > 1 else outer[-1:]
     schedule.vectorize(lane)
     if tile.matrix:
-        schedule.annotate(row, matrix.MARK, tile.matrix.name)
-        return
-    schedule.unroll(vector)
-    schedule.unroll(row)
+        schedule.annotate(rows[0], matrix.MARK, tile.matrix.name)
+    for loop in (vector, *reversed(rows)):
+        schedule.unroll(loop)

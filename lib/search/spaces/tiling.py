@@ -7,8 +7,7 @@ from lib.machine.dots import Dot, Matrix
 from lib.machine.registers import Registers, narrowed
 
 _WORTH_MEASURING = 0.85  # of the best tile's efficiency
-_MOST_ROWS = 4  # numbers of rows to choose from, of a tile for matrices
-_LINES_OF_L2 = 1.5  # cycles that a cache line of L2 takes
+_MOST_ROWS, _MOST_TILES = 4, 6  # numbers of rows to choose from, of a tile for matrices; and such tiles
 _WORTH_REMAINDERS = 1.5  # times the best efficiency without: weights are not packed then, and there are branches
 
 
@@ -22,6 +21,7 @@ class Tile:
     dot: Dot | None = None  # the instruction that multiplies; None: one product to a lane
     matrix: Matrix | None = None  # one for the whole tile, which multiplies like `dot`
     steps: int = 0  # of the reduction that it takes at once
+    lines: int = 1  # of rows, whole ones if there are several
 
 
 def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False) -> list[Tile]:
@@ -110,10 +110,19 @@ def cycles(rows: int, vectors: int, width: float) -> float:
     return max(rows * vectors / 2, 4, (rows + vectors) / 2, 2 * vectors * width)
 
 
-def matrix_tiles(rows: int, columns: int, steps: int, matrix: Matrix) -> list[Tile]:
-    """The tiles of an output of `rows x columns` for an instruction that multiplies matrices; empty if there are none.
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The rows of an output: `lines`, each of `rows`; whether the data of all of them are equally far apart."""
 
-    They divide the columns, but need not divide the rows.
+    lines: int
+    rows: int
+    is_even: bool
+
+
+def matrix_tiles(image: Image, columns: int, steps: int, matrix: Matrix) -> list[Tile]:
+    """The tiles of an output for an instruction that multiplies matrices; empty if there are none.
+
+    They divide the columns, but need not divide rows or lines.
 
     Args:
         steps: Of the reduction, each of as many products as `matrix.dot` adds; a tile takes as many at once as divide
@@ -122,32 +131,40 @@ def matrix_tiles(rows: int, columns: int, steps: int, matrix: Matrix) -> list[Ti
     if columns % matrix.LANES:
         return []
     at_once = max(n for n in divisors(steps) if n <= matrix.STEPS)
+    most = matrix.REGISTERS * matrix.ROWS
+    tiles = [(1, r) for r in range(1, min(image.rows, most) + 1)]
+    tiles += [(n, image.rows) for n in range(2, min(image.lines, most // image.rows) + 1)]
     efficiency = {
-        (v, r): rows * columns / (columns // (matrix.LANES * v)) / _matrix_cycles(rows, r, v, at_once, matrix)
+        (v, *tile): image.lines * image.rows * v / _matrix_cycles(image, tile, v, at_once, matrix)
         for v in divisors(columns // matrix.LANES)
-        for r in range(1, min(rows, matrix.REGISTERS * matrix.ROWS) + 1)
-        if matrix.registers(r, v) <= matrix.REGISTERS
+        for tile in tiles
+        if matrix.registers(_heights(image, *tile, matrix), v) <= matrix.REGISTERS
     }
     best = max(efficiency.values())
-    found: dict[int, list[int]] = {}
-    for (v, r), share in sorted(efficiency.items(), key=lambda each: -each[1]):
-        if share >= _WORTH_MEASURING * best and len(found.setdefault(v, [])) < _MOST_ROWS:
-            found[v].append(r)
+    found: dict[tuple[int, int], list[int]] = {}
+    for (v, lines, r), share in sorted(efficiency.items(), key=lambda each: -each[1]):
+        if share >= _WORTH_MEASURING * best and len(found.setdefault((v, lines), [])) < _MOST_ROWS:
+            found[v, lines].append(r)
     return [
-        Tile(matrix.LANES, v, tuple(sorted(choices)), matrix.dot, matrix, at_once) for v, choices in found.items() if choices
+        Tile(matrix.LANES, v, tuple(sorted(rows)), matrix.dot, matrix, at_once, lines)
+        for (v, lines), rows in list(found.items())[:_MOST_TILES]
     ]
 
 
-def _matrix_cycles(rows: int, r: int, vectors: int, steps: int, matrix: Matrix) -> float:
-    """Cycles of all rows of one column of tiles, for one step of the loops around them: each tile takes the largest of
-    its products, a cycle for each row; their latency; its loads, of two rows a cycle; the weights from L2, at half of
-    that or less."""
-    total = 0.0
-    for n, height in ((rows // r, r), (1, rows % r)):
-        if height:
-            loads = (height + vectors * steps) / 2
-            total += n * max(height * vectors, matrix.LATENCY, loads, _LINES_OF_L2 * vectors * steps)
-    return total
+def _heights(image: Image, lines: int, rows: int, matrix: Matrix) -> list[int]:
+    """Of the registers of a tile."""
+    is_one = image.is_even and rows == image.rows
+    return matrix.heights(lines * rows) if is_one else matrix.heights(rows) * lines
+
+
+def _matrix_cycles(image: Image, tile: tuple[int, int], vectors: int, steps: int, matrix: Matrix) -> float:
+    """Cycles of all rows for one column of tiles and one product of each."""
+    lines, rows = tile
+    return sum(
+        n * m * matrix.cycles(_heights(image, height, width, matrix), vectors, steps)
+        for n, height in ((image.lines // lines, lines), (1, image.lines % lines)) if height
+        for m, width in ((image.rows // rows, rows), (1, image.rows % rows)) if width
+    )  # fmt: skip
 
 
 def lanes_for(extent: int, machine: Registers) -> int:
