@@ -63,8 +63,8 @@ class Machine:
 
 
 def _loop(target: tvm.target.Target, threads: int, kind: str) -> tuple[Callable[[], Any], float]:
-    dot = next((dot for dot in registers(target).dots if kind == _KINDS[dot.weights]), None)
-    program, flop = peak.loop(target, threads, dot)
+    weights = next((weights for weights, name in _KINDS.items() if name == kind), "")
+    program, flop = peak.loop(target, threads, registers(target).fastest(weights))
     function = lowering.build(program, target)["main"]
     tensors = [
         tvm.runtime.tensor(np.zeros(shape, dtype)) if dtype != "bfloat16" else tvm.runtime.empty(shape, dtype)

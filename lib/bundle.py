@@ -27,7 +27,7 @@ from lib.machine import host, targets
 from lib.runtime.family_tuner_runtime import __main__ as runtime
 from lib.runtime.family_tuner_runtime import bundle as format_of
 from lib.runtime.family_tuner_runtime.errors import BundleError
-from lib.tir import cpu_check
+from lib.tir import cpu_check, matrix
 
 FORMAT = format_of.FORMAT  # raised when a bundle is another than before
 OF_RANGES = format_of.OF_RANGES
@@ -60,7 +60,7 @@ def facts(
         "model_outputs": outputs,
         "target": json.loads(target.text),
         "threads": target.threads,
-        "instructions": cpu_check.needed(target.tvm()),
+        "instructions": cpu_check.needed(target.tvm()) + matrix.needed(out.library.read_bytes()),
         "versions": host.versions(),
         "host": host.hostname(),
         "device": host.cpu_name(),

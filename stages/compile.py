@@ -127,10 +127,10 @@ def run(
             bundle.write_reference(arrays.values(built.inputs), arrays.values(built.agreed), out)
         with clock.spent("finalists"):
             peaks = {"peak_flops": peak.flops(target, pool)}
-            dots = registers(target.tvm()).dots if isinstance(target, targets.CpuTarget) else ()
+            machine = registers(target.tvm()) if isinstance(target, targets.CpuTarget) else None
             for name, is_used, kind in (("bf16", precision == IN_BF16, BF16), ("int8", has_bytes, INT8)):
-                if is_used and (fitting := [dot for dot in dots if dot.weights == kind.weights]):
-                    peaks[f"peak_flops_{name}"] = peak.flops(target, pool, fitting[0])
+                if is_used and machine and (instruction := machine.fastest(kind.weights)):
+                    peaks[f"peak_flops_{name}"] = peak.flops(target, pool, instruction)
         outputs = deploy.outputs(module, onnx_facts.output_names(onnx.path) if onnx else ())
         licence = onnx_facts.licence(onnx.path) if onnx else ""
         told = bundle.facts(out, interface, outputs, target, fusion.ENTRY, licence)

@@ -19,6 +19,15 @@ class Registers:
     dots: tuple[Dot, ...] = ()  # instructions for narrower elements
     matrices: tuple[Matrix, ...] = ()  # those that multiply whole matrices of them
 
+    def matrix(self, dot: Dot | None) -> Matrix | None:
+        """The one that does to each row what an instruction of vectors does, if there is one."""
+        return next((matrix for matrix in self.matrices if matrix.dot == dot), None)
+
+    def fastest(self, weights: str) -> Dot | Matrix | None:
+        """The instruction that multiplies most elements of a type, if there is one."""
+        dot = next((dot for dot in self.dots if dot.weights == weights), None)
+        return self.matrix(dot) or dot
+
 
 def registers(target: Target) -> Registers:
     """What LLVM may use when it compiles for a CPU target.

@@ -2,15 +2,17 @@
 
 import tvm
 
-from lib.machine.dots import Dot
+from lib.machine.dots import Dot, Matrix
 from lib.machine.registers import registers
 from lib.machine.targets import AnyTarget, CpuTarget
 from lib.measure.runner import Pool
+from lib.tir import matrix
 from lib.tir.dot import MARK
 from lib.tir.traces import EMPTY_TRACE
 
 _STEPS = 1 << 16  # a fifth of a millisecond: what starting the threads takes does not show
 _REPEATS = 5
+_VECTORS = 2  # of a tile of matrices; it has as many registers of rows
 
 # Each thread has enough independent sums that the units for multiply-adds never wait for a result.
 _SOURCE = """
@@ -56,23 +58,64 @@ _DOTS = {
 }
 
 
-def flops(target: AnyTarget, pool: Pool, dot: Dot | None = None) -> float | None:
+# A tile of as many sums as there are registers for.
+_OF_MATRICES = """
+@T.prim_func(s_tir=True)
+def main(x: T.Buffer(({threads}, {rows}, {steps}, {depth}), "{data}"),
+         w: T.Buffer(({threads}, {steps}, {columns}, {depth}), "{weights}"),
+         y: T.Buffer(({threads}, {rows}, {columns}), "{kind}")):
+    for thread in T.parallel({threads}):
+        with T.sblock("sums"):
+            t = T.axis.spatial({threads}, thread)
+            T.reads(x[t, 0:{rows}, 0:{steps}, 0:{depth}], w[t, 0:{steps}, 0:{columns}, 0:{depth}])
+            T.writes(y[t, 0:{rows}, 0:{columns}])
+            held = T.sblock_alloc_buffer(({rows}, {columns}), "{kind}", scope="local")
+            for row in T.serial({rows}, annotations={{"{mark}": "{name}"}}):
+                for vector in T.serial({vectors}):
+                    for lane in T.vectorized({lanes}):
+                        held[row, vector * {lanes} + lane] = T.{kind}(0)
+            for _ in range({turns}):
+                for step in T.serial({steps}, annotations={{"{mark}": "{name}"}}):
+                    for row in T.serial({rows}):
+                        for vector in T.serial({vectors}):
+                            for lane in T.serial({lanes}, annotations={{"{dot_mark}": "{dot}"}}):
+                                for product in T.unroll({depth}):
+                                    with T.sblock("add"):
+                                        a = T.axis.spatial({rows}, row)
+                                        b = T.axis.spatial({columns}, vector * {lanes} + lane)
+                                        k, p = T.axis.remap("RR", [step, product])
+                                        held[a, b] = held[a, b] + T.Cast("{kind}", x[t, a, k, p]) * T.Cast(
+                                            "{kind}", w[t, k, b, p])
+            for row in T.serial({rows}):
+                for column in T.vectorized({columns}):
+                    y[t, row, column] = held[row, column]
+"""
+
+
+def flops(target: AnyTarget, pool: Pool, instruction: Dot | Matrix | None = None) -> float | None:
     """FLOP/s of float32 that a device reaches with the target's threads, or of an instruction for narrower elements;
     None where that cannot be told: on GPUs, and where the program fails.
     """
     if not isinstance(target, CpuTarget):
         return None
-    workload, flop = loop(target.tvm(), target.threads, dot)
+    workload, flop = loop(target.tvm(), target.threads, instruction)
     [latencies], _ = pool.compare(tvm.ir.save_json(workload), [EMPTY_TRACE], _REPEATS, baseline=None)
     return flop / min(latencies) if latencies else None
 
 
-def loop(target: tvm.target.Target, threads: int, dot: Dot | None = None) -> tuple[tvm.IRModule, int]:
+def loop(
+    target: tvm.target.Target, threads: int, instruction: Dot | Matrix | None = None
+) -> tuple[tvm.IRModule, int]:
     """The program for a CPU, and the FLOP of a run."""
+    if isinstance(instruction, Matrix):
+        rows, columns, products = _VECTORS * instruction.ROWS, _VECTORS * instruction.LANES, instruction.dot.depth
+        text, turns = source_of_matrices(threads, instruction), _STEPS // instruction.STEPS
+        flop = 2 * threads * rows * columns * instruction.STEPS * products * turns
+        return tvm.IRModule({"main": tvm.script.from_source(text)}), flop
     machine = registers(target)
     sums, lanes = machine.count * 3 // 4, machine.lanes
-    program = tvm.IRModule({"main": tvm.script.from_source(source(threads, lanes, sums, _STEPS, dot))})
-    return program, 2 * (dot.depth if dot else 1) * threads * sums * lanes * _STEPS
+    program = tvm.IRModule({"main": tvm.script.from_source(source(threads, lanes, sums, _STEPS, instruction))})
+    return program, 2 * (instruction.depth if instruction else 1) * threads * sums * lanes * _STEPS
 
 
 def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = None) -> str:
@@ -85,3 +128,14 @@ def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = No
                   "kind": dot.sums}  # fmt: skip
     filled = {name: part.format(**sizes).strip("\n") for name, part in parts.items()}
     return _SOURCE.format(**sizes, **filled)
+
+
+def source_of_matrices(threads: int, instruction: Matrix) -> str:
+    """The same for matrices: a tile of two by two in each thread."""
+    of = instruction.dot
+    return _OF_MATRICES.format(
+        threads=threads, rows=_VECTORS * instruction.ROWS, columns=_VECTORS * instruction.LANES, vectors=_VECTORS,
+        lanes=instruction.LANES, steps=instruction.STEPS, turns=_STEPS // instruction.STEPS, depth=of.depth,
+        data=of.data, weights=of.weights, kind=of.sums, name=instruction.name, mark=matrix.MARK, dot=of.name,
+        dot_mark=MARK,
+    )  # fmt: skip

@@ -3,7 +3,8 @@
 Compilers may write any instruction that they were told a CPU has, and a CPU that meets one that it does not know stops
 the program: of a library that was copied to another machine, the user sees `Illegal instruction` at best. So each
 kernel asserts first that the CPU has all of them. It is asked once (x86: `cpuid`; ARM: Linux, which tells it in the
-auxiliary vector); after that this is a load and a branch.
+auxiliary vector); after that this is a load and a branch. For AMX, which no compiler writes unasked, `lib.tir.matrix`
+does the same.
 """
 
 from collections import defaultdict

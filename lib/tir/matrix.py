@@ -40,8 +40,9 @@ _PREFIX = "family_tuner_tiles"
 _CONFIGURE, _RELEASE, _PERMITTED = f"{_PREFIX}_configure", f"{_PREFIX}_release", f"{_PREFIX}_permitted"
 _WIDTH, _ELEMENT = 64, 4  # bytes: of a register's row, and of what a step multiplies with a lane
 _REFUSED = (
-    "this library was compiled for a CPU with AMX, which the operating system does not let this process use (Linux "
-    "since 5.16 does, unless a container forbids it). Compile the model with a --target without amx-tile."
+    "this library was compiled for a CPU with AMX, and this CPU lacks it, or the operating system does not let this "
+    "process use it (Linux does since 5.16, unless a container forbids it). Compile the model for it: on this machine, "
+    "or with --target."
 )
 _TEXTS = {
     "permitted": """
@@ -136,6 +137,11 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
         text = tvm.ir.StringImm(writer.texts[name])
         body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body)
     return function.with_body(body)
+
+
+def needed(library: bytes) -> list[str]:
+    """What a compiled library needs of a CPU for it, by LLVM's names."""
+    return ["amx-tile"] if _PERMITTED.encode() in library else []
 
 
 def _permission(writer: "_Writer") -> tirx.Stmt:

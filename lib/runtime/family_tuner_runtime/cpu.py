@@ -8,7 +8,8 @@ from pathlib import Path
 _LINUX = {
     "lzcnt": "abm", "bmi": "bmi1", "avx512vbmi2": "avx512_vbmi2", "avx512vnni": "avx512_vnni",
     "avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq", "avx512fp16": "avx512_fp16",
-    "avx512bf16": "avx512_bf16", "avxvnni": "avx_vnni",
+    "avx512bf16": "avx512_bf16", "avxvnni": "avx_vnni", "amx-tile": "amx_tile", "amx-bf16": "amx_bf16",
+    "amx-int8": "amx_int8",
     "neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp", "lse": "atomics", "rdm": "asimdrdm",
 }  # fmt: skip
 

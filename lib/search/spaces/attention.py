@@ -91,7 +91,7 @@ def _tiles(block: SBlock, rows: int, machine: Registers) -> list[Tile]:
     """The register tiles of a product with so many rows."""
     columns = _extents(block)[1]
     dot = _dot(block, machine)
-    if matrix := next((each for each in machine.matrices if each.dot == dot), None):
+    if matrix := machine.matrix(dot):
         turns = int(block.iter_vars[_roles(block).reduction[-1]].dom.extent)
         if found := tiling.matrix_tiles(Image(1, rows, is_even=False), columns, turns // matrix.dot.depth, matrix):
             return found[:_MOST]

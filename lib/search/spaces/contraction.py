@@ -108,7 +108,7 @@ def _tiles(
 def _of_matrices(reduction: SBlock, roles: Roles, machine: Registers, dot: Dot) -> list[Tile]:
     """The tiles for an instruction that multiplies matrices, if the machine has one for these elements, and the rows of
     the data are equally far apart."""
-    matrix = next((each for each in machine.matrices if each.dot == dot), None)
+    matrix = machine.matrix(dot)
     operands = analysis.weight_and_data(reduction)
     if matrix is None or operands is None:
         return []
