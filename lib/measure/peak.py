@@ -103,9 +103,7 @@ def flops(target: AnyTarget, pool: Pool, instruction: Dot | Matrix | None = None
     return flop / min(latencies) if latencies else None
 
 
-def loop(
-    target: tvm.target.Target, threads: int, instruction: Dot | Matrix | None = None
-) -> tuple[tvm.IRModule, int]:
+def loop(target: tvm.target.Target, threads: int, instruction: Dot | Matrix | None = None) -> tuple[tvm.IRModule, int]:
     """The program for a CPU, and the FLOP of a run."""
     if isinstance(instruction, Matrix):
         rows, columns, products = _VECTORS * instruction.ROWS, _VECTORS * instruction.LANES, instruction.dot.depth

@@ -133,9 +133,8 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if not writer.texts:
         return function.with_body(body)
     body = tirx.SeqStmt([_permission(writer), tvm_ffi.structural_map(body, (tirx.For, writer.in_task))])
-    for name in sorted(writer.texts):
-        text = tvm.ir.StringImm(writer.texts[name])
-        body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body)
+    for text in writer.imports():
+        body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(text), body)
     return function.with_body(body)
 
 
@@ -420,6 +419,10 @@ class _Writer:
     def _called(self, kind: str, name: str, *arguments: Any, **parts: Any) -> tirx.Stmt:
         self.text(kind, name, **parts)
         return tirx.Evaluate(tirx.call_extern("void", name, *arguments))
+
+    def imports(self) -> list[str]:
+        """Those functions, one after the other: equal programs have equal texts."""
+        return [self.texts[name] for name in sorted(self.texts)]
 
     def text(self, kind: str, name: str, **parts: Any) -> None:
         """Have a function of that name."""

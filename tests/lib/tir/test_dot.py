@@ -1,6 +1,7 @@
 """Instructions for bf16: where they are written, and that they compute what the loops do."""
 
 import itertools
+import json
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +25,15 @@ WITH, WITHOUT = ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "
 DOTS = registers(targets.cpu_target().tvm()).dots  # of this CPU
 needs_it = pytest.mark.skipif(BF16 not in DOTS, reason="needs a CPU with AVX512-BF16")
 needs_vnni = pytest.mark.skipif(INT8 not in DOTS, reason="needs a CPU with AVX512-VNNI")
+
+
+@pytest.fixture
+def cpu(cpu):
+    """This CPU without AMX, whose instructions would take the place of these."""
+    parts = json.loads(cpu.text)
+    return targets.cpu_target(
+        json.dumps({**parts, "mattr": [each for each in parts.get("mattr", []) if "amx" not in each]})
+    )
 
 
 def product(rows, columns, depth, dot=BF16):
