@@ -95,7 +95,7 @@ define linkonce_odr void @{name}(ptr %at, ptr %next) alwaysinline nounwind {{
 declare void @llvm.x86.tileloadd64(i8, ptr, i64)
 """,
     "store": """
-define linkonce_odr void @{name}(ptr %at, ptr %next) alwaysinline nounwind {{
+define linkonce_odr void @{name}(ptr %at, ptr %next, ptr %last) alwaysinline nounwind {{
   %x = ptrtoint ptr %at to i64
   %y = ptrtoint ptr %next to i64
   %stride = sub i64 %y, %x
@@ -176,11 +176,15 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a tile in one register: the (line, row) of the first, and of the one after it, and how many there are."""
+    """Rows of a tile in one register: so many from the n-th on, where lines have `width`; by (line, row)."""
 
-    first: tuple[int, int]
-    second: tuple[int, int]
+    n: int
     height: int
+    width: int
+
+    def at(self, n: int) -> tuple[int, int]:
+        """The n-th of them."""
+        return divmod(self.n + n, self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,19 +221,14 @@ class Tile:
     @property
     def registers_of_rows(self) -> list[Rows]:
         """Rows divided into registers; those of several lines together, if they are equally far apart."""
-        n_lines, n_rows = int(self.lines.extent) if self.lines is not None else 1, int(self.rows.extent)
-        if self.lines is None or n_lines == 1 or not self._is_even():
-            return [
-                Rows((line, row), (line, row + 1), height)
-                for line in range(n_lines)
-                for row, height in self._parts(n_rows)
-            ]
+        n_lines, width = int(self.lines.extent) if self.lines is not None else 1, int(self.rows.extent)
+        is_one = n_lines == 1 or self._is_even()
+        parts, length = (1, n_lines * width) if is_one else (n_lines, width)
         return [
-            Rows(divmod(row, n_rows), divmod(row + 1, n_rows), height) for row, height in self._parts(n_lines * n_rows)
+            Rows(part * length + first * self.matrix.ROWS, height, width)
+            for part in range(parts)
+            for first, height in enumerate(self.matrix.heights(length))
         ]
-
-    def _parts(self, n: int) -> list[tuple[int, int]]:
-        return [(first * self.matrix.ROWS, height) for first, height in enumerate(self.matrix.heights(n))]
 
     def _is_even(self) -> bool:
         """Whether a line of data, and of sums, begins where the one before it ends."""
@@ -249,11 +248,11 @@ class Tile:
         """See `Matrix.keeps_data`."""
         return self.matrix.keeps_data(self.heights, self.n_vectors)
 
-    def where(self, step: int = 0, row: tuple[int, int] = (0, 0), vector: int = 0) -> dict[Any, int]:
+    def where(self, step: int = 0, row: tuple[int, int] = (0, 0), vector: int = 0, lane: int = 0) -> dict[Any, int]:
         """An iteration of its loops."""
         of_line = {} if self.lines is None else {self.lines.loop_var: row[0]}
         return of_line | {self.step.loop_var: step, self.rows.loop_var: row[1], self.vectors.loop_var: vector,
-                          self.lanes.loop_var: 0, self.products.loop_var: 0}  # fmt: skip
+                          self.lanes.loop_var: lane, self.products.loop_var: 0}  # fmt: skip
 
 
 def _tile(loop: tirx.For) -> Tile | None:
@@ -345,7 +344,14 @@ class _Writer:
         # BF16ComputeLegalize makes float32 of the tensors within a program, unless somebody asks where they lie.
         kept = [tirx.Evaluate(access.tensor.data) for access in (tile.data, tile.weights)]
         begin = [*kept, self._configure(tile), *(self._call("zero", a=n) for n in range(len(sums)))]
-        end = [self._call("store", *_places(tile.sums, tile, rows, v), a=n) for n, (rows, v) in enumerate(sums)]
+        # Of sums that nobody reads, as of columns that are cut off, TVM would leave out the place, but for an address.
+        last = [
+            tile.sums.at(tile.where(row=rows.at(rows.height - 1), vector=v, lane=tile.matrix.LANES - 1))
+            for rows, v in sums
+        ]
+        end = [
+            self._call("store", *_places(tile.sums, tile, rows, v), last[n], a=n) for n, (rows, v) in enumerate(sums)
+        ]
         products = list(self._products(tile))
 
         def step(loop: tirx.For) -> tirx.Stmt:
@@ -432,8 +438,7 @@ class _Writer:
 def _places(access: Access, tile: Tile, rows: Rows, vector: int = 0) -> list[Any]:
     """The address of a register's first row, and that of the next one, which tells how far apart they are once TVM has
     laid out what is local to a program."""
-    second = rows.second if rows.height > 1 else rows.first
-    return [access.at(tile.where(row=row, vector=vector)) for row in (rows.first, second)]
+    return [access.at(tile.where(row=rows.at(n), vector=vector)) for n in (0, min(1, rows.height - 1))]
 
 
 def _called_name(call: Any) -> str:

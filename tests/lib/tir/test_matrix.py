@@ -148,6 +148,25 @@ def test_lines_that_follow_one_another_fill_registers_together(told, emulated):
 
 
 @needs_x86
+def test_columns_that_are_cut_off_have_a_place(told, emulated):
+    """Of 32 columns, 24 are read: the others must not be written over something else."""
+    x, w = te.placeholder((48, 64), "bfloat16", name="x"), te.placeholder((64, 32), "bfloat16", name="w")
+    k = te.reduce_axis((0, 64), "k")
+    sums = te.compute(
+        (48, 32), lambda i, j: te.sum(x[i, k].astype("float32") * w[k, j].astype("float32"), axis=k), name="sums"
+    )
+    out = te.compute((48, 24), lambda i, j: sums[i, j] + 1.0, name="out")
+    workload = as_workload(te.create_prim_func([x, w, out]).with_attr("layout_free_buffers", [1]))
+    left, right = operands(48, 32, 64, BF16)
+
+    for trace in programs(workload, told, 4):
+        program = traces.program(workload, trace, told)
+        found, called = emulated(program, told, [left, right], np.zeros((48, 24), np.float32))
+        assert any("multiply" in name for name in called)
+        np.testing.assert_allclose(found, times(left, right, BF16)[:, :24] + 1, rtol=1e-5, atol=1e-3)
+
+
+@needs_x86
 def test_what_the_operating_system_refuses_is_told(told, emulated):
     workload, (x, w) = product(32, 32, 32), operands(32, 32, 32, BF16)
     program = traces.program(workload, programs(workload, told, 1)[0], told)
