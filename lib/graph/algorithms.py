@@ -66,5 +66,6 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)
-    chosen = precision.in_quads(reweight.replaced(model, choices), machine.lanes, packs=takes_unsigned)
-    return precision.in_bf16(chosen, machine.lanes) if is_narrow else chosen
+    model = reweight.replaced(model, choices)
+    chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
+    return precision.in_bf16(chosen, machine.lanes, machine.matrix(BF16)) if is_narrow else chosen

@@ -22,11 +22,11 @@ from tvm import relax
 from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph import packing, reweight
+from lib.graph import lines, packing, reweight
 from lib.graph.fusion import Model
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, is_call, is_channels_last, rewrite, rule
-from lib.machine.dots import BF16, INT8
+from lib.machine.dots import BF16, INT8, Matrix
 
 _WIDE, _NARROW, _SUMS = "float32", "bfloat16", "int32"
 _NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.group_norm", "relax.nn.instance_norm")
@@ -35,27 +35,32 @@ _MOVES = ("relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_
 _LEAST_SHARE = 4  # a slice of less than one in so many elements is rounded by itself
 
 
-def in_bf16(model: Model, lanes: int) -> Model:
+def in_bf16(model: Model, lanes: int, matrix: Matrix | None = None) -> Model:
     """The model with its products, and its convolutions in NHWC, in bf16; the same model if it has none. Input channels
     are padded to what an instruction takes at once, but for those in groups: these stay if they are not whole.
 
     Args:
         lanes: Of the machine's vectors.
+        matrix: The instruction for matrices in bf16, if it has one.
     """
-    found = reweight.replaced(model, [partial(_replacement, BF16.depth)])
+    by_lines = [partial(lines.replacement, matrix, _WIDE)] if matrix else []
+    found = reweight.replaced(model, [*by_lines, partial(_replacement, BF16.depth)])
     found = packing.pack(found, BF16, lanes, _WIDE)
     if found is model:
         return model
     return Model(_rounded_early(found.module), found.weights)
 
 
-def in_quads(model: Model, lanes: int, *, packs: bool = True) -> Model:
+def in_quads(model: Model, lanes: int, matrix: Matrix | None = None, *, packs: bool = True) -> Model:
     """The model with its products of bytes as instructions take them, padded to a multiple of input channels.
 
     Args:
+        lanes: Of the machine's vectors.
+        matrix: The instruction for matrices of bytes, if it has one.
         packs: Whether there is one for products of two activations: unsigned bytes by signed ones.
     """
-    found = reweight.replaced(model, [partial(_quads, INT8.depth)])
+    by_lines = [partial(lines.replacement, matrix, INT8.weights)] if matrix else []
+    found = reweight.replaced(model, [*by_lines, partial(_quads, INT8.depth)])
     return _with_activations_in_floats(packing.pack(found, INT8, lanes) if packs else found)
 
 

@@ -1,0 +1,95 @@
+"""Convolutions of few channels by lines: pixels beside each other are summed as if they were one pixel's channels.
+
+An instruction for matrices (`lib.machine.dots`) multiplies 32 neighbours along the reduction at once, or 64 of bytes.
+The three channels of an image are a tenth of that, and most of the first convolution of a network would be
+multiplications by nothing. In NHWC the pixels of a line lie one after the other, and so do those that a line of the
+kernel covers: its columns and their channels are one axis, 7 x 4 of them for the first convolution of a ResNet, which
+begins `stride` pixels further for the next result.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+from tvm import relax, te, tirx, topi
+from tvm.relax import op
+
+from lib.graph import patterns
+from lib.graph.reweight import Replacement, shape_of
+from lib.graph.rewrite import dtype, is_call, is_channels_last
+from lib.machine.dots import Matrix
+
+FUNCTION = "conv2d_by_lines"  # name of the functions, for people
+_NARROW = {"bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
+
+
+def replacement(matrix: Matrix, given: str, call: relax.Call) -> Replacement | None:
+    """Of a convolution in NHWC whose channels fill at most half of a step of an instruction.
+
+    Args:
+        given: The element type of its weights: that of the instruction, or what is to be rounded to it.
+    """
+    dot = matrix.dot
+    if not is_call(call, "relax.nn.conv2d") or (dtype(call.args[1]), dtype(call)) != (given, dot.sums):
+        return None
+    attrs, kernel = call.attrs, shape_of(call.args[1])
+    is_plain = int(attrs.groups) == 1 and {int(n) for n in attrs.dilation} == {1}
+    if not is_plain or not is_channels_last(call) or not kernel or not shape_of(call.args[0]):
+        return None
+    height, width, channels, columns = kernel
+    more = next(n for n in range(dot.depth) if width * (channels + n) % dot.depth == 0)
+    if width == 1 or 2 * (channels + more) > dot.depth * matrix.STEPS:
+        return None
+    return Replacement(
+        kind=(FUNCTION, more), value=partial(_by_lines, more, dot.weights), dtype=dot.weights,
+        shape=(height, width * (channels + more), columns), emit=partial(_emit, matrix, more),
+    )  # fmt: skip
+
+
+def _by_lines(more: int, kind: str, weight: np.ndarray) -> np.ndarray:
+    """HWIO, with so many channels of zeros after its own, as (H, W * I, O)."""
+    height, _, _, columns = weight.shape
+    deeper = np.pad(weight, [(0, 0), (0, 0), (0, more), (0, 0)])
+    return deeper.reshape(height, -1, columns).astype(_NARROW[kind])
+
+
+def _emit(
+    matrix: Matrix, more: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
+) -> relax.Expr:
+    data, weight = args
+    if dtype(call.args[0]) != matrix.dot.data:
+        data = builder.emit(op.astype(data, matrix.dot.data))
+    if more:
+        data = builder.emit(op.nn.pad(data, [0] * 7 + [more], "constant", 0.0))
+    batch, height, width, channels = shape_of(call.args[0])
+    lines = builder.emit(op.reshape(data, (batch, height, width * (channels + more))))
+    top, left, bottom, right = (int(n) for n in call.attrs.padding)
+    steps = [int(n) for n in call.attrs.strides]
+    return builder.call_te(
+        partial(_convolution, matrix.dot.sums, shape_of(call), steps, channels + more), lines, weight,
+        [top, left, bottom, right], primfunc_name_hint=FUNCTION,
+        primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
+    )  # fmt: skip
+
+
+def _convolution(
+    sums: str,
+    shape: Sequence[int],
+    steps: Sequence[int],
+    channels: int,
+    lines: te.Tensor,
+    weight: te.Tensor,
+    padding: Sequence[int],
+) -> te.Tensor:
+    """Lines (N, H, W * channels) by kernels (H, W * channels, O): NHWC of a shape, in the type of the sums."""
+    top, left, bottom, right = padding
+    if any(padding):
+        lines = topi.nn.pad(lines, [0, top, left * channels], [0, bottom, right * channels])
+    line, place = (te.reduce_axis((0, weight.shape[n]), name) for n, name in enumerate(("line", "place")))
+
+    def at(n: tirx.Var, y: tirx.Var, x: tirx.Var, o: tirx.Var) -> tirx.Expr:
+        pixel = lines(n, y * steps[0] + line, x * (steps[1] * channels) + place)
+        return te.sum(pixel.astype(sums) * weight(line, place, o).astype(sums), axis=[line, place])
+
+    return te.compute([tirx.IntImm("int64", n) for n in shape], at, name=FUNCTION)

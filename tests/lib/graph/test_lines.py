@@ -1,0 +1,91 @@
+"""Convolutions of few channels by lines: which, and that they are NumPy's; run untuned, so on any CPU."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from lib.graph import precision
+from lib.graph.fusion import Model
+from lib.graph.lines import FUNCTION
+from lib.machine.dots import AMX_BF16, AMX_INT8
+from tests.lib.graph.test_precision import functions, model, rounded, run
+
+
+def convolved(x, w, strides, padding):
+    """NHWC and HWIO, in float64."""
+    top, left, bottom, right = padding
+    padded = np.pad(x.astype(np.float64), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(1, 2))[
+        :, :: strides[0], :: strides[1]
+    ]
+    return np.einsum("nyxcab,abco->nyxo", windows, w.astype(np.float64))
+
+
+def convolution(strides, padding, **attrs):
+    return lambda _builder, x, w: op.nn.conv2d(
+        x, w, strides=strides, padding=padding, data_layout="NHWC", kernel_layout="HWIO", **attrs
+    )
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "strides", "padding"),
+    [
+        ((1, 16, 16, 3), (7, 7, 3, 16), (2, 2), (3, 3, 3, 3)),
+        ((2, 8, 12, 3), (4, 4, 3, 16), (4, 4), (0, 0, 0, 0)),
+        ((1, 9, 11, 4), (3, 5, 4, 16), (1, 2), (0, 1, 2, 3)),
+    ],
+    ids=["a ResNet's first", "patches", "one side more than the other"],
+)
+def test_convolutions_of_few_channels_are_numpys(cpu, image, kernel, strides, padding):
+    plain = model([image, kernel], convolution(strides, padding))
+    x = np.random.default_rng(1).standard_normal(image).astype(np.float32)
+
+    by_lines = precision.in_bf16(plain, 16, AMX_BF16)
+
+    [weight] = by_lines.weights.values()
+    assert weight.ndim == 3
+    assert any(FUNCTION in name for name, _ in functions(by_lines, cpu))
+    expected = convolved(rounded(x), rounded(plain.weights["p1"]), strides, padding)
+    np.testing.assert_allclose(run(by_lines, [x], cpu), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_bytes_are_numpys_to_the_last_bit(cpu):
+    image, kernel, strides, padding = (1, 10, 10, 3), (3, 3, 3, 16), (2, 2), (1, 1, 1, 1)
+    rng, builder = np.random.default_rng(0), relax.BlockBuilder()
+    params = [relax.Var("x", relax.TensorType(image, "uint8")), relax.Var("w", relax.TensorType(kernel, "int8"))]
+    with builder.function("main", params):
+        with builder.dataflow():
+            made = convolution(strides, padding, out_dtype="int32")(builder, *params)
+            result = builder.emit_output(made)
+        builder.emit_func_output(result)
+    x, w = rng.integers(0, 256, image).astype(np.uint8), rng.integers(-128, 128, kernel).astype(np.int8)
+    plain = Model(tvm.IRModule({"main": builder.get()["main"].with_attr("num_input", 1)}), {"w": w})
+
+    by_lines = precision.in_quads(plain, 16, AMX_INT8)
+
+    assert by_lines.weights["w"].shape == (3, 3 * 4, 16)  # nine elements are no quads
+    np.testing.assert_array_equal(run(by_lines, [x], cpu), convolved(x, w, strides, padding).astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "attrs"),
+    [((3, 3, 32, 16), {}), ((1, 1, 8, 16), {}), ((3, 3, 4, 16), {"groups": 2}), ((3, 3, 8, 16), {"dilation": 2})],
+    ids=["of many channels", "of one pixel", "in groups", "of pixels apart"],
+)
+def test_others_stay_convolutions(cpu, kernel, attrs):
+    image = (1, 9, 9, kernel[2] * attrs.get("groups", 1))
+    plain = model([image, kernel], convolution((1, 1), (1, 1, 1, 1), **attrs))
+
+    found = precision.in_bf16(plain, 16, AMX_BF16)
+
+    assert not any(FUNCTION in name for name, _ in functions(found, cpu))
+
+
+def test_without_such_an_instruction_all_stay():
+    plain = model([(1, 16, 16, 3), (7, 7, 3, 16)], convolution((2, 2), (3, 3, 3, 3)))
+
+    found = precision.in_bf16(plain, 16)
+
+    assert found.weights["p1"].shape == (7, 7, 4, 16)
