@@ -70,14 +70,14 @@ def main(x: T.Buffer(({threads}, {rows}, {steps}, {depth}), "{data}"),
             T.reads(x[t, 0:{rows}, 0:{steps}, 0:{depth}], w[t, 0:{steps}, 0:{columns}, 0:{depth}])
             T.writes(y[t, 0:{rows}, 0:{columns}])
             held = T.sblock_alloc_buffer(({rows}, {columns}), "{kind}", scope="local")
-            for row in T.serial({rows}, annotations={{"{mark}": "{name}"}}):
-                for vector in T.serial({vectors}):
+            for vector in T.serial({vectors}, annotations={{"{mark}": "{name}"}}):
+                for row in T.serial({rows}):
                     for lane in T.vectorized({lanes}):
                         held[row, vector * {lanes} + lane] = T.{kind}(0)
-            for _ in range({turns}):
-                for step in T.serial({steps}, annotations={{"{mark}": "{name}"}}):
-                    for row in T.serial({rows}):
-                        for vector in T.serial({vectors}):
+            for vector in T.serial({vectors}):
+                for _ in range({turns}):
+                    for step in T.serial({steps}, annotations={{"{mark}": "{name}"}}):
+                        for row in T.serial({rows}):
                             for lane in T.serial({lanes}, annotations={{"{dot_mark}": "{dot}"}}):
                                 for product in T.unroll({depth}):
                                     with T.sblock("add"):

@@ -1,17 +1,20 @@
 """Products of small matrices in AMX's registers, in place of the loops of a register tile.
 
 A space marks two loops of a contraction's tile: the one that sets its sums to zero, and the one over the steps of a
-product, around rows, vectors, lanes, and what an instruction of vectors adds to a lane (`lib.tir.dot`). When programs
-are lowered, the sums get registers of their own (`lib.machine.dots.Matrix`): these are set to zero, each step of the
-loops in between loads rows of data and of packed weights and multiplies them, and after those loops the sums are stored
-to where the program has them, for what reads them. Until then a program says what it computes in plain arithmetic, and
+product, around rows, lanes, and what an instruction of vectors adds to a lane (`lib.tir.dot`). When programs are
+lowered, the sums get registers of their own (`lib.machine.dots.Matrix`): these are set to zero, each step of the loops
+in between loads rows of data and of packed weights and multiplies them, and after those loops the sums are stored to
+where the program has them, for what reads them. Until then a program says what it computes in plain arithmetic, and
 where the instruction does not fit, or the CPU lacks it, the loops stay and compute the same.
 
-    set its registers to zero                        for row, vector, lane: sums = 0            (marked)
-    for k.0, kernel window                           for k.0, kernel window
-        load data, load weights, multiply                for k.1, row, vector, lane, product: sums += ...  (marked)
+    set its registers to zero                 for vector, row, lane: sums = 0                    (marked)
+    for k.0, kernel window                    for vector, k.0, kernel window
+        load data, load weights, multiply         for k.1, row, lane, product: sums += ...       (marked)
     store its registers
-    the epilogue                                     the epilogue
+    the epilogue                              the epilogue
+
+The loop over vectors is around all others of a tile so that weights, which are packed in the order of the loops, have
+one order for any number of vectors: shapes of a model that want other tiles can share them.
 
 A register holds up to 16 rows of 64 bytes; how many of them, and how wide, is set for all eight at once (`ldtilecfg`),
 once for a parallel task if all of its tiles agree, else at each tile. Linux lets a process use them only after it asked
@@ -192,10 +195,10 @@ class Tile:
     """A marked tile that an instruction fits."""
 
     matrix: Matrix
+    vectors: tirx.For
     step: tirx.For
     lines: tirx.For | None
     rows: tirx.For
-    vectors: tirx.For
     lanes: tirx.For
     products: tirx.For
     data: Access
@@ -205,8 +208,8 @@ class Tile:
     @property
     def loops(self) -> list[tirx.For]:
         """All of them, the outermost first."""
-        return [self.step, *([self.lines] if self.lines is not None else []), self.rows, self.vectors, self.lanes,
-                self.products]  # fmt: skip
+        of_rows = [self.rows] if self.lines is None else [self.lines, self.rows]
+        return [self.vectors, self.step, *of_rows, self.lanes, self.products]
 
     @property
     def n_vectors(self) -> int:
@@ -255,17 +258,17 @@ class Tile:
                           self.lanes.loop_var: lane, self.products.loop_var: 0}  # fmt: skip
 
 
-def _tile(loop: tirx.For) -> Tile | None:
-    """What a marked loop over steps is; None if the instruction does not fit it."""
+def _tile(vectors: tirx.Stmt, loop: tirx.For) -> Tile | None:
+    """What a loop over vectors and a marked one in it, over steps, are; None if the instruction does not fit them."""
     matrix, inner, body = matrix_named(str(loop.annotations[MARK])), list[tirx.For](), _last(loop.body)
     while isinstance(body, tirx.For):
         inner.append(body)
         body = body.body
-    if len(inner) not in (4, 5) or not isinstance(body, SBlockRealize):
+    if len(inner) not in (3, 4) or not isinstance(body, SBlockRealize) or not isinstance(vectors, tirx.For):
         return None
-    lines, (rows, vectors, lanes, products) = inner[0] if len(inner) == 5 else None, inner[-4:]
+    lines, (rows, lanes, products) = inner[0] if len(inner) == 4 else None, inner[-3:]
     operands = analysis.added_factors(body.block)
-    if operands is None or analysis.variables([body.predicate]) & {each.loop_var for each in (loop, *inner)}:
+    if operands is None or analysis.variables([body.predicate]) & {each.loop_var for each in (vectors, loop, *inner)}:
         return None
     bound = {axis.var: value for axis, value in zip(body.block.iter_vars, body.iter_values, strict=True)}
 
@@ -276,7 +279,7 @@ def _tile(loop: tirx.For) -> Tile | None:
     first, second = (access(load.source, load.indices) for load in operands)
     data, weights = (first, second) if first.stride(lanes.loop_var) == 0 else (second, first)
     sums = access(store.buffer, store.indices)
-    found = Tile(matrix, loop, lines, rows, vectors, lanes, products, data, weights, sums)
+    found = Tile(matrix, vectors, loop, lines, rows, lanes, products, data, weights, sums)
     return found if _fits(found) else None
 
 
@@ -292,12 +295,12 @@ def _fits(tile: Tile) -> bool:
         return False
     if (str(tile.data.tensor.ty.dtype), str(tile.weights.tensor.ty.dtype)) != (dot.data, dot.weights):
         return False
-    # By step, lines, rows, vectors, lanes, products; None: any that is constant.
+    # By vectors, steps, lines, rows, lanes, products; None: any that is constant.
     of_rows = [None] * (len(tile.loops) - 4)
     strides: dict[str, list[int | None]] = {
-        "data": [dot.depth, *of_rows, 0, 0, 1],
-        "weights": [None, *([0] * len(of_rows)), None, dot.depth, 1],
-        "sums": [0, *of_rows, None, 1, 0],
+        "data": [0, dot.depth, *of_rows, 0, 1],
+        "weights": [None, None, *([0] * len(of_rows)), dot.depth, 1],
+        "sums": [None, 0, *of_rows, 1, 0],
     }
     is_even = all(
         _is_linear(getattr(tile, name), loop, stride)
@@ -328,12 +331,12 @@ class _Writer:
             if not isinstance(zeros, tirx.For) or MARK not in zeros.annotations:
                 continue
             marked = [loop for loop in analysis.walk(steps, tirx.For) if MARK in loop.annotations]
-            tile = _tile(marked[0]) if len(marked) == 1 else None
+            tile = _tile(steps, marked[0]) if len(marked) == 1 else None
             if tile is None or tile.matrix not in there:
                 continue
             begin, step, end = self._instructions(tile)
             looped = tvm_ffi.structural_map(
-                steps, (tirx.For, lambda loop, step=step: step(loop) if MARK in loop.annotations else loop)
+                steps.body, (tirx.For, lambda loop, step=step: step(loop) if MARK in loop.annotations else loop)
             )
             return tirx.stmt_seq(*statements[:n], *begin, looped, *end, *statements[n + 2 :])
         return sequence
@@ -358,7 +361,12 @@ class _Writer:
             if not isinstance(loop.body, tirx.SeqStmt):
                 return tirx.SeqStmt(products)
             prefetches = tirx.stmt_seq(*list(loop.body.seq)[:-1])
-            return tirx.SeqStmt([tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, prefetches), *products])
+            of_each = [
+                analysis.replaced(prefetches, {tile.vectors.loop_var: tirx.IntImm(tile.vectors.loop_var.ty.dtype, v)})
+                for v in range(tile.n_vectors)
+            ]
+            ahead = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.stmt_seq(*of_each))
+            return tirx.SeqStmt([ahead, *products])
 
         return begin, step, end
 

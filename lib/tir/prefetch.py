@@ -135,7 +135,9 @@ def _panel_of(
         strides: Of the weights with each loop, in elements.
     """
     around = [loop for loop in reversed(nest) if int(loop.extent) > 1]
-    steps = list(itertools.takewhile(lambda loop: loop.loop_var in reduced, around))
+    # Where matrices are multiplied, the vectors of a tile lie one after the other, each with all of the reduction.
+    unrolled = tirx.ForKind.UNROLLED
+    steps = list(itertools.takewhile(lambda loop: loop.loop_var in reduced or loop.kind == unrolled, around))
     again = itertools.takewhile(lambda loop: strides[loop] == 0, around[len(steps) :])
     passes = [loop for loop in again if loop.kind != tirx.ForKind.PARALLEL]
     size = step = math.prod(int(loop.extent) for loop in inner if strides[loop])

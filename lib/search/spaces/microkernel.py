@@ -49,13 +49,14 @@ def tile_contraction(
     columns_0, columns_1 = primitives.sampled_split(schedule, split.columns)
     tasks = [*(loops[n] for n in roles.batch), *groups, *outer_rows, rows_0, columns_0]
     around = [columns_1, rows_1, *rest]  # the tile, within a task
-    schedule.reorder(*tasks, *around, split.k, *window, *split.tile)
+    of_tile = split.within(window)
+    schedule.reorder(*tasks, *around, *of_tile)
     task = schedule.fuse(*tasks)
     schedule.parallel(task)
     _fill(schedule, block, results, split, around[-1], tile)
     for producer in producers:
         primitives.pad(schedule, producer, task if padded_in_task else None)
-    _initialize(schedule, schedule.decompose_reduction(block, split.k), tile)
+    _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
 
 
 def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: Tile, roles: Roles) -> None:
@@ -68,10 +69,11 @@ def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: T
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     [row], [k] = roles.rows, roles.reduction
     split = _split(schedule, loops[row], loops[roles.columns], loops[k], tile)
+    of_tile = split.within()
     # Columns of weights stay in L1 for all rows.
-    schedule.reorder(*(loops[n] for n in roles.batch), split.columns, split.rows, split.k, *split.tile)
+    schedule.reorder(*(loops[n] for n in roles.batch), split.columns, split.rows, *of_tile)
     _fill(schedule, block, results, split, split.rows, tile)
-    _initialize(schedule, schedule.decompose_reduction(block, split.k), tile)
+    _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,19 @@ class _Split:
     lane: LoopRV
     products: list[LoopRV]  # that one instruction adds, if several
     has_remainders: bool
+    of_matrices: bool
 
-    @property
-    def tile(self) -> list[LoopRV]:
-        """The loops of the tile, in their order."""
-        return [self.step, *self.in_tile, self.vector, self.lane, *self.products]
+    def within(self, window: Sequence[LoopRV] = ()) -> list[LoopRV]:
+        """All loops from those of the reduction inwards, in their order.
+
+        Args:
+            window: Loops of the reduction beside K.
+        """
+        if (
+            self.of_matrices
+        ):  # weights are packed in the order of the loops: so it is one order for any number of vectors
+            return [self.vector, self.k, *window, self.step, *self.in_tile, self.lane, *self.products]
+        return [self.k, *window, self.step, *self.in_tile, self.vector, self.lane, *self.products]
 
 
 def _split(schedule: Schedule, row: LoopRV, column: LoopRV, k: LoopRV, tile: Tile) -> _Split:
@@ -100,7 +110,8 @@ def _split(schedule: Schedule, row: LoopRV, column: LoopRV, k: LoopRV, tile: Til
     columns, vector, lane = schedule.split(column, [None, tile.vectors, tile.lanes])
     k_outer, k_inner, *depth = _split_k(schedule, k, tile)
     has_remainders = bool(n_columns % (tile.vectors * tile.lanes)) or any(n_rows % r for r in tile.rows)
-    return _Split(rows, columns, k_outer, k_inner, [in_tile], vector, lane, depth, has_remainders)
+    of_matrices = tile.matrix is not None
+    return _Split(rows, columns, k_outer, k_inner, [in_tile], vector, lane, depth, has_remainders, of_matrices)
 
 
 def _with_lines(schedule: Schedule, lines: LoopRV, split: _Split, tile: Tile) -> tuple[LoopRV, _Split]:
@@ -152,10 +163,9 @@ def _compute_epilogue_at(schedule: Schedule, results: SBlockRV, loop: LoopRV, n_
 
 def _initialize(schedule: Schedule, initial: SBlockRV, tile: Tile) -> None:
     """Set the accumulators to zero in registers."""
-    *outer, vector, lane = schedule.get_loops(initial)
-    rows = outer[-2:] if tile.lines > 1 else outer[-1:]
+    *outer, lane = schedule.get_loops(initial)[-4 if tile.lines > 1 else -3 :]
     schedule.vectorize(lane)
     if tile.matrix:
-        schedule.annotate(rows[0], matrix.MARK, tile.matrix.name)
-    for loop in (vector, *reversed(rows)):
+        schedule.annotate(outer[0], matrix.MARK, tile.matrix.name)
+    for loop in reversed(outer):
         schedule.unroll(loop)
