@@ -7,9 +7,10 @@
     python benchmarks/ranges.py --draw 10                                        ten lengths from 1 to 512, by seed
 
 Folders are runs' `compiled/`. FILE leaves its length open (`files.py --open`); ONNX Runtime and OpenVINO get it as it
-is, and so compile it for any length. Each side is a process that stands still while another has its turn (`sides.py`).
-The bundle and the exact libraries are called as users call them: padding and cutting are part of the time. What the
-file multiplies and adds at a length would take the time "at the peak", if each operation ran at the peak of float32 (of
+is, and so compile it for any length; beside a bundle in bf16 OpenVINO is run at its default, which is bf16 on CPUs that
+have it, and outputs may differ by what the bundle's manifest allows. Each side is a process that stands still while
+another has its turn (`sides.py`). The bundle and the exact libraries are called as users call them: padding and cutting are part of the time. What the
+file multiplies and adds at a length would take the time "at the peak", if each operation ran at the peak of float32, or of bf16 (of
 a loop of nothing but it, the highest that the tuning of an exact library measured): with these operations nothing is
 faster, and most of a vendor's distance to it is all that can be won.
 """
@@ -34,6 +35,7 @@ import sides
 
 from lib.contracts.tables import written_whole
 from lib.graph import fusion
+from lib.graph.algorithms import IN_BF16
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import host, targets
 from lib.models import onnx_import
@@ -76,7 +78,7 @@ def measure(bundle: Path, exact: Path | None, onnx: Path, length: int, turns: in
         ready: dict[str, sides.Side] = {}
         outputs: dict[str, list[np.ndarray]] = {}
         for side, path in places.items():
-            kind = "bundle" if side in ("range", "exact") else side
+            kind = "bundle" if side in ("range", "exact") else _kind(side, manifest)
             one = stack.enter_context(sides.Side(kind, path, work / "inputs.npz", work / f"{side}.npz", threads))
             try:
                 outputs[side] = one.load()
@@ -97,6 +99,11 @@ def measure(bundle: Path, exact: Path | None, onnx: Path, length: int, turns: in
     )
 
 
+def _kind(side: str, manifest: dict[str, Any]) -> str:
+    """Of a vendor's process: OpenVINO chooses a precision of its own beside a bundle that is not in float32."""
+    return "openvino_default" if side == "openvino" and manifest["precision"] == IN_BF16 else side
+
+
 def flop(onnx: Path, name: str, length: int) -> float:
     """What the file computes at a length, in additions and multiplications of its fused graph."""
     module = fusion.fuse(onnx_import.load(onnx, {name: (length,)}).module, targets.target("host", 0).tvm())
@@ -104,8 +111,9 @@ def flop(onnx: Path, name: str, length: int) -> float:
 
 
 def peak(compiled: Sequence[Path]) -> float | None:
-    """The highest FLOP/s of float32 that runs measured; None if none did."""
-    found = [json.loads((folder / "manifest.json").read_text()).get("peak_flops") for folder in compiled]
+    """The highest FLOP/s that runs measured, of the element type that most is computed in; None if none did."""
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in compiled]
+    found = [each.get("peak_flops_bf16") or each.get("peak_flops") for each in manifests]
     return max((each for each in found if each), default=None)
 
 
@@ -162,9 +170,9 @@ def lengths(n: int, seed: int, highest: int = 512) -> list[int]:
     return sorted(map(int, np.random.default_rng(seed).integers(1, highest + 1, n)))
 
 
-def wrong(rows: pd.DataFrame) -> list[str]:
+def wrong(rows: pd.DataFrame, tolerance: float = TOLERANCE) -> list[str]:
     """Sides whose outputs are off, or that failed."""
-    found = rows[(rows["failure"] != "") | ~(rows["max_error"] <= TOLERANCE)].drop_duplicates(["length", "side"])
+    found = rows[(rows["failure"] != "") | ~(rows["max_error"] <= tolerance)].drop_duplicates(["length", "side"])
     records = found.to_dict("records")
     return [f"{row['side']} at {row['length']}: {row['failure'] or row['max_error']}" for row in records]
 
@@ -193,9 +201,11 @@ def main() -> None:
         parser.error("--onnx, --bundle and --exact or --lengths, or --table or --draw, are needed")
     exact: dict[int, Path | None] = dict.fromkeys(options.lengths)
     exact |= {int(word.partition("=")[0]): Path(word.partition("=")[2]) for word in options.exact}
-    threads, name = host.physical_cores(), options.onnx.stem
+    manifest = json.loads((options.bundle / "manifest.json").read_text())
+    threads, is_narrow = host.physical_cores(), manifest["precision"] == IN_BF16
+    name = f"{options.onnx.stem}-{IN_BF16}" if is_narrow else options.onnx.stem
     highest = peak([folder for folder in exact.values() if folder])
-    [dimension] = json.loads((options.bundle / "manifest.json").read_text())["ranges"]
+    [dimension] = manifest["ranges"]
     parts = [
         measure(options.bundle, folder, options.onnx, length, options.turns, threads).assign(
             at_peak_s=flop(options.onnx, dimension, length) / highest if highest else float("nan")
@@ -207,7 +217,7 @@ def main() -> None:
     with written_whole(options.out / f"{name}.parquet") as partial:
         pq.write_table(pa.Table.from_pandas(rows[SCHEMA.names], schema=SCHEMA, preserve_index=False), partial)
     print(table(rows))
-    if complaints := wrong(rows):
+    if complaints := wrong(rows, manifest["tolerance"] if is_narrow else TOLERANCE):
         sys.exit("\n".join(complaints))
 
 

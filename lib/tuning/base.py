@@ -22,8 +22,8 @@ CARD = "card.json"
 # Whose models a class without its own begins with. Of programs in 32 registers of 128 bits, which NEON has, those of
 # AVX2 order more pairs right than those of AVX-512 (benchmarks/README.md, "What ARM starts from").
 _LIKE = {"neon": "avx2", "amx": "avx512"}
-# What the class with matrices does not begin with: contractions of narrow elements, which are other programs there.
-_NARROW = ("_bf16", "_int8")
+# But for contractions of narrow elements where matrices are multiplied: these are other programs.
+_UNLIKE = {"amx": ("_bf16", "_int8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,15 @@ class Base:
 class BaseModels:
     """Those for one class of targets; empty where this project has none."""
 
-    def __init__(self, folder: Path | None, without: tuple[str, ...] = ()) -> None:
-        """Those of a folder.
+    def __init__(self, folder: Path | None, like: Path | None = None, unlike: tuple[str, ...] = ()) -> None:
+        """Those of a folder, and of another class those of operators that it lacks.
 
         Args:
-            without: Ends of the names of operators whose models are left out.
+            like: That of the other class.
+            unlike: Ends of the names of operators of which nothing is taken from there.
         """
-        card = _card(folder) if folder else {}
-        self._found = {
-            operator: Base(operator, (folder or FOLDER) / facts["file"], tuple(facts["regrets"]))
-            for operator, facts in card.get("operators", {}).items()
-            if not operator.endswith(without)
-        }
+        others = {operator: base for operator, base in _bases(like).items() if not operator.endswith(unlike)}
+        self._found = others | _bases(folder)
 
     def of(self, operator: str) -> Base | None:
         """That of a core operator, if there is one."""
@@ -67,10 +64,10 @@ class BaseModels:
 def base_models(target_class: str, use: bool = True) -> BaseModels:
     """Those that this project has for a class of targets (`CpuTarget.instructions`), or for the one most like it; none
     if not to be used."""
-    folder = FOLDER / _LIKE.get(target_class, target_class)
-    if not use or not target_class or not (folder / CARD).exists():
+    if not use or not target_class:
         return NONE
-    return BaseModels(folder, _NARROW if target_class == "amx" else ())
+    like = FOLDER / _LIKE[target_class] if target_class in _LIKE else None
+    return BaseModels(FOLDER / target_class, like, _UNLIKE.get(target_class, ()))
 
 
 def bases_of(subgraphs: pa.Table, families: pa.Table, bases: BaseModels) -> dict[str, Base | None]:
@@ -86,11 +83,18 @@ def bases_of(subgraphs: pa.Table, families: pa.Table, bases: BaseModels) -> dict
     return {family_id: bases.of(min(found)) if len(found) == 1 else None for family_id, found in operators.items()}
 
 
-NONE = BaseModels(None)
-
-
 @cache
-def _card(folder: Path) -> dict[str, Any]:
-    """What the models are; empty if they were trained on other features."""
+def _bases(folder: Path | None) -> dict[str, Base]:
+    """By operator; empty if there are none, or they were trained on other features."""
+    if folder is None or not (folder / CARD).exists():
+        return {}
     card: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    return card if card["features"] == FEATURE_VERSION else {}
+    if card["features"] != FEATURE_VERSION:
+        return {}
+    return {
+        operator: Base(operator, folder / facts["file"], tuple(facts["regrets"]))
+        for operator, facts in card["operators"].items()
+    }
+
+
+NONE = BaseModels(None)

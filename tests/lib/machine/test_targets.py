@@ -5,7 +5,9 @@ from tvm.target import codegen
 
 from lib.contracts.errors import TargetError
 from lib.machine import host, targets
+from lib.machine.dots import AMX_BF16, AMX_INT8
 from lib.machine.names import NAMES
+from lib.machine.registers import registers
 
 
 def test_the_host_target_has_this_cpus_cores_and_full_vectors():
@@ -25,6 +27,17 @@ def test_what_the_operating_system_lacks_is_not_used(monkeypatch):
 
     assert cpu.vector_bits == 256
     assert not [f for f in codegen.llvm_get_cpu_features(cpu.tvm()) if str(f).startswith("avx512")]
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_amx_is_used_where_the_operating_system_lets_processes_use_it(monkeypatch, may):
+    flags = "flags\t\t: fpu avx avx2 fma f16c avx512f avx512vl avx512_bf16 amx_tile amx_bf16 amx_int8"
+    monkeypatch.setattr(host, "cpuinfo", lambda: [flags])
+    monkeypatch.setattr(host, "may_use_amx", lambda: may)
+
+    machine = registers(targets.cpu_target().tvm())
+
+    assert machine.matrices == ((AMX_BF16, AMX_INT8) if may else ())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +86,14 @@ def test_the_folders_name_tells_what_can_be_compared():
 
 
 @pytest.mark.parametrize(
-    ("mcpu", "found"), [("znver4", "avx512"), ("skylake-avx512", "avx512"), ("haswell", "avx2"), ("nehalem", "")]
+    ("mcpu", "found"),
+    [
+        ("sapphirerapids", "amx"),
+        ("znver4", "avx512"),
+        ("skylake-avx512", "avx512"),
+        ("haswell", "avx2"),
+        ("nehalem", ""),
+    ],
 )
 def test_targets_are_told_apart_by_the_instructions_that_decide_what_is_fast(mcpu, found):
     text = json.dumps({"kind": "llvm", "mcpu": mcpu, "mtriple": "x86_64-linux-gnu"})

@@ -16,7 +16,7 @@ def folder(tmp_path):
     train(synthetic(0), CONFIG, 0).save(tmp_path / "matmul.ubj")
     facts = {"file": "matmul.ubj", "regrets": [0.2, 0.05, 0.01]}
     (tmp_path / CARD).write_text(json.dumps({"features": FEATURE_VERSION, "operators": {"matmul": facts}}))
-    base._card.cache_clear()
+    base._bases.cache_clear()
     return tmp_path
 
 
@@ -45,7 +45,7 @@ def test_a_family_of_one_operator_has_a_base_others_have_none(folder):
 def test_models_of_other_features_are_none(folder):
     card = json.loads((folder / CARD).read_text())
     (folder / CARD).write_text(json.dumps({**card, "features": "others"}))
-    base._card.cache_clear()
+    base._bases.cache_clear()
 
     assert BaseModels(folder).of("matmul") is None
 
@@ -73,3 +73,11 @@ def test_the_models_that_are_shipped_can_be_read_and_are_small(card):
         scores = models.of(operator).model().predict(np.zeros((1, N_FEATURES), np.float32))
         assert np.isfinite(scores).all()
     assert sum(path.stat().st_size for path in card.parent.iterdir()) < 8e6
+
+
+def test_where_matrices_are_multiplied_only_what_is_computed_alike_is_taken_over():
+    amx, avx512 = base_models("amx"), base_models("avx512")
+
+    assert amx.of("conv2d") == avx512.of("conv2d") is not None
+    assert amx.of("conv2d_bf16") != avx512.of("conv2d_bf16")
+    assert base_models("amx", use=False).of("conv2d") is None
