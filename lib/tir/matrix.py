@@ -334,30 +334,34 @@ class _Writer:
             tile = _tile(steps, marked[0]) if len(marked) == 1 else None
             if tile is None or tile.matrix not in there:
                 continue
-            begin, step, end = self._instructions(tile)
-            looped = tvm_ffi.structural_map(
-                steps.body, (tirx.For, lambda loop, step=step: step(loop) if MARK in loop.annotations else loop)
-            )
+            begin, end = self._around(tile)
+            looped = self._multiplied(tile, steps.body)
             return tirx.stmt_seq(*statements[:n], *begin, looped, *end, *statements[n + 2 :])
         return sequence
 
-    def _instructions(self, tile: Tile) -> tuple[list[tirx.Stmt], Any, list[tirx.Stmt]]:
-        """What is done before a tile's loops, in place of the marked one, and after them."""
+    def _around(self, tile: Tile) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
+        """What is done before and after a tile's loops."""
         sums = [(rows, v) for rows in tile.registers_of_rows for v in range(tile.n_vectors)]
         # BF16ComputeLegalize makes float32 of the tensors within a program, unless somebody asks where they lie.
         kept = [tirx.Evaluate(access.tensor.data) for access in (tile.data, tile.weights)]
-        begin = [*kept, self._configure(tile), *(self._call("zero", a=n) for n in range(len(sums)))]
+        zeros = [self._call("zero", a=n) for n in range(len(sums))]
         # Of sums that nobody reads, as of columns that are cut off, TVM would leave out the place, but for an address.
         last = [
             tile.sums.at(tile.where(row=rows.at(rows.height - 1), vector=v, lane=tile.matrix.LANES - 1))
             for rows, v in sums
         ]
-        end = [
+        stored = [
             self._call("store", *_places(tile.sums, tile, rows, v), last[n], a=n) for n, (rows, v) in enumerate(sums)
         ]
+        return [*kept, self._configure(tile), *zeros], stored
+
+    def _multiplied(self, tile: Tile, body: tirx.Stmt) -> tirx.Stmt:
+        """What is in a loop over vectors, with instructions in place of the marked loop."""
         products = list(self._products(tile))
 
         def step(loop: tirx.For) -> tirx.Stmt:
+            if MARK not in loop.annotations:
+                return loop
             if not isinstance(loop.body, tirx.SeqStmt):
                 return tirx.SeqStmt(products)
             prefetches = tirx.stmt_seq(*list(loop.body.seq)[:-1])
@@ -368,7 +372,7 @@ class _Writer:
             ahead = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.stmt_seq(*of_each))
             return tirx.SeqStmt([ahead, *products])
 
-        return begin, step, end
+        return tvm_ffi.structural_map(body, (tirx.For, step))
 
     def _products(self, tile: Tile) -> Iterator[tirx.Stmt]:
         """Those of one step of the loops around the tile."""

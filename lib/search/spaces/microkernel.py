@@ -48,8 +48,7 @@ def tile_contraction(
     rows_0, rows_1 = primitives.sampled_split(schedule, shared_out)
     columns_0, columns_1 = primitives.sampled_split(schedule, split.columns)
     tasks = [*(loops[n] for n in roles.batch), *groups, *outer_rows, rows_0, columns_0]
-    around = [columns_1, rows_1, *rest]  # the tile, within a task
-    of_tile = split.within(window)
+    around, of_tile = [columns_1, rows_1, *rest], split.within(window)  # the tile, within a task
     schedule.reorder(*tasks, *around, *of_tile)
     task = schedule.fuse(*tasks)
     schedule.parallel(task)
@@ -100,7 +99,7 @@ class _Split:
         if (
             self.of_matrices
         ):  # weights are packed in the order of the loops: so it is one order for any number of vectors
-            return [self.vector, self.k, *window, self.step, *self.in_tile, self.lane, *self.products]
+            return [self.vector, *window, self.k, self.step, *self.in_tile, self.lane, *self.products]
         return [self.k, *window, self.step, *self.in_tile, self.vector, self.lane, *self.products]
 
 

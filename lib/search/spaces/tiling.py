@@ -7,7 +7,7 @@ from lib.machine.dots import Dot, Matrix
 from lib.machine.registers import Registers, narrowed
 
 _WORTH_MEASURING = 0.85  # of the best tile's efficiency
-_MOST_ROWS, _MOST_TILES = 4, 6  # numbers of rows to choose from, of a tile for matrices; and such tiles
+_MOST_ROWS, _MOST_TILES = 4, 4  # numbers of rows to choose from, of a tile for matrices; and such tiles
 _WORTH_REMAINDERS = 1.5  # times the best efficiency without: weights are not packed then, and there are branches
 
 
@@ -141,14 +141,16 @@ def matrix_tiles(image: Image, columns: int, steps: int, matrix: Matrix) -> list
         if matrix.registers(_heights(image, *tile, matrix), v) <= matrix.REGISTERS
     }
     best = max(efficiency.values())
-    found: dict[tuple[int, int], list[int]] = {}
+    found: dict[tuple[int, int], dict[int, int]] = {}
     for (v, lines, r), share in sorted(efficiency.items(), key=lambda each: -each[1]):
-        if share >= _WORTH_MEASURING * best and len(found.setdefault((v, lines), [])) < _MOST_ROWS:
-            found[v, lines].append(r)
+        choices = found.setdefault((v, lines), {})
+        if share >= _WORTH_MEASURING * best and len(choices) < _MOST_ROWS:
+            choices.setdefault(-(-image.rows // r), r)  # of so many tiles, those that are most alike
     return [
-        Tile(matrix.LANES, v, tuple(sorted(rows)), matrix.dot, matrix, at_once, lines)
-        for (v, lines), rows in list(found.items())[:_MOST_TILES]
-    ]
+        Tile(matrix.LANES, v, tuple(sorted(rows.values())), matrix.dot, matrix, at_once, lines)
+        for (v, lines), rows in found.items()
+        if rows
+    ][:_MOST_TILES]
 
 
 def _heights(image: Image, lines: int, rows: int, matrix: Matrix) -> list[int]:
