@@ -60,7 +60,7 @@ def facts(
         "model_outputs": outputs,
         "target": json.loads(target.text),
         "threads": target.threads,
-        "instructions": cpu_check.needed(target.tvm()) + matrix.needed(out.library.read_bytes()),
+        "instructions": cpu_check.needed(target.tvm()) + matrix.needed(out.folder.glob(f"*{out.library.suffix}")),
         "versions": host.versions(),
         "host": host.hostname(),
         "device": host.cpu_name(),

@@ -26,6 +26,7 @@ in user space applications".
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -141,9 +142,9 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_body(body)
 
 
-def needed(library: bytes) -> list[str]:
-    """What a compiled library needs of a CPU for it, by LLVM's names."""
-    return ["amx-tile"] if _PERMITTED.encode() in library else []
+def needed(libraries: Iterable[Path]) -> list[str]:
+    """What compiled libraries need of a CPU for it, by LLVM's names."""
+    return ["amx-tile"] if any(_PERMITTED.encode() in library.read_bytes() for library in libraries) else []
 
 
 def _permission(writer: "_Writer") -> tirx.Stmt:
