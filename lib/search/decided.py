@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lib.machine.dots import Matrix
+from lib.machine.dots import AMX_BF16
 from lib.search.described import Plain, Workload, log
 from lib.search.spaces.roles import Roles
 from lib.search.spaces.tiling import cycles
@@ -80,7 +80,7 @@ def of_tile(workload: Workload, roles: Roles, nest: Sequence[Loop]) -> dict[str,
     efficiency = r * v * width / 2 / cycles(r, v, width)
     if any(loop.kind == "steps" for loop in nest):
         rows = [loop.extent for loop in nest if loop.kind == "unroll" and loop.axis == roles.rows[-1]]
-        efficiency = _of_matrices(workload.machine.matrices[0], r, rows[-1] if rows else 1, v, steps)
+        efficiency = _of_matrices(r, rows[-1] if rows else 1, v, steps)
     row_waste = product("parallel", roles.rows) * rows_of_task / math.prod(extents[n] for n in roles.rows)
     column_waste = product("parallel", columns) * columns_of_task / extents[roles.columns]
     return {
@@ -97,10 +97,10 @@ def of_tile(workload: Workload, roles: Roles, nest: Sequence[Loop]) -> dict[str,
     }  # fmt: skip
 
 
-def _of_matrices(matrix: Matrix, rows: int, rows_of_line: int, vectors: int, steps: int) -> float:
-    """The share of its peak that an instruction for matrices has with a tile."""
-    heights = matrix.heights(rows_of_line) * (rows // rows_of_line)
-    return rows * vectors * steps / matrix.STEPS / matrix.cycles(heights, vectors, steps)
+def _of_matrices(rows: int, rows_of_line: int, vectors: int, steps: int) -> float:
+    """The share of its peak that an instruction for matrices has with a tile; all of them have equal registers."""
+    heights = AMX_BF16.heights(rows_of_line) * (rows // rows_of_line)
+    return rows * vectors * steps / AMX_BF16.STEPS / AMX_BF16.cycles(heights, vectors, steps)
 
 
 def of_plain(workload: Workload, plain: Plain, loops: Sequence[Loop], *, is_main: bool) -> dict[str, float]:
