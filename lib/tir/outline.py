@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from lib.tir import analysis
+from lib.tir import analysis, dot
 
 _KINDS = {
     tirx.ForKind.SERIAL: "for",
@@ -93,7 +93,7 @@ def _tile(place: _Place) -> str:
         kind = loop.kind if isinstance(loop.kind, tirx.ForKind) else tirx.ForKind(loop.kind)
         if any(loop.loop_var.same_as(var) for var in summed):
             continue
-        if kind == tirx.ForKind.VECTORIZED:
+        if kind == tirx.ForKind.VECTORIZED or dot.MARK in (loop.annotations or {}):
             lanes = _extent(loop)
         elif kind == tirx.ForKind.UNROLLED:
             sizes.append(_extent(loop))

@@ -3,9 +3,10 @@ import numpy as np
 import tvm
 
 from lib.machine import targets
-from lib.machine.dots import BF16, INT8
+from lib.machine.dots import AMX_BF16, BF16, INT8
 from lib.measure import peak
 from lib.tir import lowering
+from tests.lib.tir import test_matrix
 from tests.lib.tir.test_dot import needs_it, needs_vnni
 
 
@@ -61,3 +62,19 @@ def test_bytes_compute_what_they_count_by_the_instruction(cpu):
     expected = 5 * np.einsum("tk,tlk->tl", x.astype(np.int32), w.astype(np.int32))
     np.testing.assert_array_equal(y.numpy(), np.repeat(expected[:, None], 3, axis=1))
     assert "vpdpbusd" in library.inspect_source("s")
+
+
+@test_matrix.needs_it
+def test_matrices_compute_what_they_count_by_their_instruction(cpu):
+    module, flop = peak.loop(cpu.tvm(), 2, AMX_BF16)
+    library = lowering.build(module, cpu.tvm())
+    rng = np.random.default_rng(0)
+    x, w = (rng.random(shape).astype(ml_dtypes.bfloat16) for shape in ((2, 32, 16, 2), (2, 16, 32, 2)))
+    y = tvm.runtime.tensor(np.zeros((2, 32, 32), np.float32))
+
+    library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), y)
+
+    once = np.einsum("tmkp,tknp->tmn", x.astype(np.float64), w.astype(np.float64))
+    turns = flop // (2 * 2 * 32 * 32 * 32)
+    np.testing.assert_allclose(y.numpy(), turns * once, rtol=1e-3)  # of sums of thousands of terms
+    assert "tdpbf16ps" in library.inspect_source("s")

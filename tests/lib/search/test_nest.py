@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from lib.tir.outline import outline
 from tests.helpers import matmul
 from tests.lib.search.spaces.test_contraction import convolution
 from tests.lib.search.spaces.test_window import depthwise
+from tests.lib.tir.test_dot import product as products_in_bf16
+from tests.lib.tir.test_matrix import WITH as WITH_AMX
 
 PRODUCT = matmul(64, 256, 128)  # rows, columns, channels
 
@@ -52,6 +55,19 @@ def test_the_tile_is_the_one_that_the_program_has(cpu, sampled):
         assert f"{rows}" in tile
         assert f"{vectors}" in tile
         assert found["accumulators"] == rows * vectors
+
+
+def test_a_tile_of_matrices_is_told_with_its_steps():
+    """Compiled for a CPU with AMX; beside what `outline` reads from the scheduled program."""
+    workload = products_in_bf16(64, 256, 128)
+    described = nest.describe(workload, WITH_AMX)
+
+    for proposal in evolution.sample(workload, WITH_AMX, 6, known=set(), seed=1):
+        found = dict(zip(nest.NAMES, nest.features(described, proposal.trace), strict=True))
+        sizes = [int(size) for size in outline(traces.apply(workload, proposal.trace).mod).tile.split()[:-1:2]]
+        assert math.prod(sizes) == found["accumulators"] * 16
+        assert size(found, "unrolled") == 16 * 2
+        assert 0 < found["tile efficiency"] < 1
 
 
 def test_what_a_task_works_on_covers_the_output_with_all_others(cpu, sampled):

@@ -4,7 +4,7 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
 from lib.search.evolution import sample
-from lib.tir import traces
+from lib.tir import dot, traces
 from lib.tir.outline import outline
 from tests.helpers import matmul
 
@@ -28,6 +28,21 @@ def tiled():
 
 def test_a_register_tile_is_what_a_step_of_the_sum_computes():
     assert outline(tiled()).tile == "4 x 2 x 8 lanes"
+
+
+def test_lanes_that_an_instruction_multiplies_are_part_of_the_tile():
+    """Of matrices: two columns of registers with 32 rows each."""
+    schedule = Schedule(matmul(64, 64, 64), debug_mask="none")
+    i, j, k = schedule.get_loops(schedule.get_sblock("product"))
+    i0, i1 = schedule.split(i, [None, 32])
+    j0, j1, j2 = schedule.split(j, [None, 2, 16])
+    k0, k1, k2 = schedule.split(k, [None, 16, 2])
+    schedule.reorder(i0, j0, j1, k0, k1, i1, j2, k2)
+    for loop in (j1, i1, k2):
+        schedule.unroll(loop)
+    schedule.annotate(j2, dot.MARK, "vdpbf16ps")
+
+    assert outline(schedule.mod).tile == "2 x 32 x 16 lanes"
 
 
 def test_loops_are_indented_as_they_are_nested():

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lib.machine.dots import AMX_BF16
 from lib.machine.registers import Registers
 from lib.search.spaces import tiling
 
@@ -65,3 +66,40 @@ def test_columns_that_fill_half_a_vector_take_shorter_ones():
 
 def test_one_row_is_no_reason_to_give_up():
     assert tiling.tiles(1, 1000, AVX512)
+
+
+@given(st.integers(1, 60), st.integers(1, 300), st.integers(1, 40), st.integers(1, 200), st.booleans())
+def test_tiles_of_matrices_fit_their_registers_and_divide_columns_and_steps(lines, rows, vectors, steps, is_even):
+    image = tiling.Image(lines, rows, is_even)
+
+    found = tiling.matrix_tiles(image, 16 * vectors, steps, AMX_BF16)
+
+    assert found
+    for tile in found:
+        assert vectors % tile.vectors == 0
+        assert steps % tile.steps == 0
+        assert tile.steps <= 16
+        for row in tile.rows:
+            assert tile.lines == 1 or row == rows  # several lines are whole ones
+            apart = AMX_BF16.heights(row) * tile.lines
+            together = AMX_BF16.heights(row * tile.lines)
+            heights = together if is_even and row == rows else apart
+            assert AMX_BF16.registers(heights, tile.vectors) <= AMX_BF16.REGISTERS
+
+
+def test_columns_that_fill_no_vectors_have_no_tiles_of_matrices():
+    assert tiling.matrix_tiles(tiling.Image(1, 64, is_even=False), 40, 16, AMX_BF16) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "found"),
+    [((1, 128, False), (1, 32, 2)), ((7, 7, True), (4, 7, 2)), ((14, 14, False), (2, 14, 2))],
+    ids=["tokens", "seven lines, one after the other", "padded lines of fourteen"],
+)
+def test_the_best_tile_of_matrices_has_two_registers_of_rows_and_two_of_columns(image, found):
+    lines, rows, vectors = found
+
+    best = tiling.matrix_tiles(tiling.Image(*image), 512, 256, AMX_BF16)[0]
+
+    assert (best.lines, best.vectors) == (lines, vectors)
+    assert rows in best.rows
