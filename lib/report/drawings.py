@@ -20,6 +20,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from lib.report.treemap import Box, layout
 
+_TITLE = 110  # characters of a line of it
 _DPI = 110
 _PALE = [colormaps["Set3"](i) for i in range(12)]  # black text stands on them
 _GREY = _PALE.pop(8)  # for all families that find no colour of their own
@@ -121,8 +122,8 @@ def draw_curve(points: pa.Table, measured: Mapping[str, Sequence[float]], title:
     figure.axes[0].set_ylabel("latency of the model, ms")
     figure.axes[1].legend(loc="upper right")
     before = measured.get("untuned")
-    untuned = f" (untuned: {median(before) * 1e3:,.1f} ms)" if before else ""
-    figure.suptitle(f"{title}{untuned}")
+    untuned = f"\nuntuned: {median(before) * 1e3:,.1f} ms" if before else ""
+    figure.suptitle(f"{textwrap.fill(title, _TITLE)}{untuned}", fontsize=11)
     figure.savefig(out, dpi=_DPI)
 
 
