@@ -212,6 +212,17 @@ def test_without_them_programs_multiply_vectors():
         assert "tile" not in text.replace("tiles_", "")
 
 
+@needs_x86
+def test_a_library_that_needs_it_is_told_from_others(tmp_path):
+    workload = product(32, 64, 64)
+    for name, target in (("with", WITH), ("without", Target({**WITH.export(), "mcpu": "cooperlake"}))):
+        program = traces.program(workload, programs(workload, target, 1)[0], target)
+        lowering.build(program, target).export_library(str(tmp_path / f"{name}.so"), options=["-Wl,-S"])
+
+    assert matrix.needed([tmp_path / "with.so", tmp_path / "without.so"]) == ["amx-tile"]
+    assert matrix.needed([tmp_path / "without.so"]) == []
+
+
 def test_a_configuration_has_the_palette_then_the_widths_then_the_rows():
     expected = bytearray(64)
     expected[0], expected[16], expected[18], expected[48], expected[49] = 1, 64, 24, 7, 16
