@@ -9,10 +9,10 @@
 Folders are runs' `compiled/`. FILE leaves its length open (`files.py --open`); ONNX Runtime and OpenVINO get it as it
 is, and so compile it for any length; beside a bundle in bf16 OpenVINO is run at its default, which is bf16 on CPUs that
 have it, and outputs may differ by what the bundle's manifest allows. Each side is a process that stands still while
-another has its turn (`sides.py`). The bundle and the exact libraries are called as users call them: padding and cutting are part of the time. What the
-file multiplies and adds at a length would take the time "at the peak", if each operation ran at the peak of float32, or of bf16 (of
-a loop of nothing but it, the highest that the tuning of an exact library measured): with these operations nothing is
-faster, and most of a vendor's distance to it is all that can be won.
+another has its turn (`sides.py`). The bundle and the exact libraries are called as users call them: padding and cutting
+are part of the time. What the file multiplies and adds at a length would take the time "at the peak", if each operation
+ran at the peak of float32, or of bf16 (of a loop of nothing but it, the highest that the tuning of an exact library
+measured): with these operations nothing is faster, and most of a vendor's distance to it is all that can be won.
 """
 
 import argparse
