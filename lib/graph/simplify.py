@@ -14,6 +14,7 @@ from lib.graph.rules import (
     normalization,
     pooling,
     quantization,
+    resizing,
 )
 
 RULES = [
@@ -24,6 +25,7 @@ RULES = [
     *normalization.RULES,
     *convolution.RULES,
     *pooling.RULES,
+    *resizing.RULES,
 ]
 _LAYOUTS = {
     "relax.nn.conv1d": ["NWC", "WIO"],
