@@ -85,7 +85,7 @@ class Options:
             raise ConfigError("A range of shapes is for TuneModel with one ONNX file, as it is or in bf16.")
         for each in self.listed:
             each.source.check()
-        target = self.compile_target
+        target = targets.target(self.target, self.threads)  # before it is asked who would link for another machine
         if not (isinstance(target, targets.CpuTarget) and target.runs_here and self.measured_on.is_here):
             raise ConfigError("Ranges of shapes are compiled for this machine's CPU alone, measured here.")
 

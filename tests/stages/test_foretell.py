@@ -36,7 +36,7 @@ def bases(started, tmp_path_factory):
     model.save(folder / "conv2d.ubj")
     facts = {"file": "conv2d.ubj", "regrets": [0.2, 0.01], "pairwise": 0.8, "samples": int(chosen.sum())}
     (folder / CARD).write_text(json.dumps({"features": FEATURE_VERSION, "operators": {"conv2d": facts}}))
-    base._card.cache_clear()
+    base._bases.cache_clear()
     return BaseModels(folder)
 
 
