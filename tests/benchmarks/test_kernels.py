@@ -41,8 +41,9 @@ def test_a_run_is_read(run):
     found = kernels.read(run)
 
     assert found.name.startswith("small-")
-    assert "conv2d" in {kernel.operator for kernel in found.kernels}
-    assert "contraction" in {kernel.space for kernel in found.kernels}
+    spaces = {kernel.space for kernel in found.kernels if kernel.operator == "conv2d"}
+    assert spaces
+    assert spaces <= {"contraction", "untuned"}  # whichever was faster, with other tests beside it
     assert found.latency_s > 0
 
 
