@@ -15,7 +15,7 @@ import numpy as np
 from tvm import relax, te, tirx, topi
 from tvm.relax import op
 
-from lib.graph import patterns
+from lib.graph import patterns, reweight
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import dtype, is_call, is_channels_last
 from lib.machine.dots import Matrix
@@ -50,8 +50,7 @@ def replacement(matrix: Matrix, given: str, call: relax.Call) -> Replacement | N
 def _by_lines(more: int, kind: str, weight: np.ndarray) -> np.ndarray:
     """HWIO, with so many channels of zeros after its own, as (H, W * I, O)."""
     height, _, _, columns = weight.shape
-    deeper = np.pad(weight, [(0, 0), (0, 0), (0, more), (0, 0)])
-    return deeper.reshape(height, -1, columns).astype(_NARROW[kind])
+    return reweight.deeper(more, weight).reshape(height, -1, columns).astype(_NARROW[kind])
 
 
 def _emit(
@@ -60,8 +59,7 @@ def _emit(
     data, weight = args
     if dtype(call.args[0]) != matrix.dot.data:
         data = builder.emit(op.astype(data, matrix.dot.data))
-    if more:
-        data = builder.emit(op.nn.pad(data, [0] * 7 + [more], "constant", 0.0))
+    data = reweight.deeper_data(builder, data, more)
     batch, height, width, channels = shape_of(call.args[0])
     lines = builder.emit(op.reshape(data, (batch, height, width * (channels + more))))
     top, left, bottom, right = (int(n) for n in call.attrs.padding)

@@ -127,7 +127,7 @@ def _quads(depth: int, call: relax.Call) -> Replacement | None:
     if not more or not sums_input_channels(call, weight, depth):
         return None
     return Replacement(
-        kind=("int8", more), value=partial(_deeper, more), shape=(*weight[:-2], weight[-2] + more, weight[-1]),
+        kind=("int8", more), value=partial(reweight.deeper, more), shape=(*weight[:-2], weight[-2] + more, weight[-1]),
         emit=partial(_emit, more, _SUMS), dtype="int8",
     )  # fmt: skip
 
@@ -155,11 +155,7 @@ def sums_input_channels(call: relax.Call, weight: tuple[int, ...], depth: int) -
 
 def _narrowed(more: int, weight: np.ndarray) -> np.ndarray:
     """A weight in bf16, with so many input channels of zeros after its own."""
-    return _deeper(more, weight).astype(ml_dtypes.bfloat16)
-
-
-def _deeper(more: int, weight: np.ndarray) -> np.ndarray:
-    return np.pad(weight, [(0, 0)] * (weight.ndim - 2) + [(0, more), (0, 0)])
+    return reweight.deeper(more, weight).astype(ml_dtypes.bfloat16)
 
 
 def _emit(
@@ -168,10 +164,7 @@ def _emit(
     data, weight = args
     if sums == _WIDE:
         data = builder.emit(op.astype(data, _NARROW))
-    if more:
-        width = [0] * (2 * len(shape_of(call.args[0])) - 1) + [more]
-        data = builder.emit(op.nn.pad(data, width, "constant", 0.0))
-    return alike(call, data, weight, sums)
+    return alike(call, reweight.deeper_data(builder, data, more), weight, sums)
 
 
 def _rounded_early(module: tvm.IRModule) -> tvm.IRModule:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax import transform
+from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph.fusion import Model
@@ -157,6 +157,19 @@ class _Replacer(PyExprMutator):
         offer = _first_offer(old, weight, self._choices)
         assert offer is not None
         return offer.emit(self.builder_, old, [self.visit_expr(arg) for arg in old.args])
+
+
+def deeper(more: int, weight: np.ndarray) -> np.ndarray:
+    """A weight with so many input channels of zeros after its own, which are its last axis but one."""
+    return np.pad(weight, [(0, 0)] * (weight.ndim - 2) + [(0, more), (0, 0)])
+
+
+def deeper_data(builder: relax.BlockBuilder, data: relax.Expr, more: int) -> relax.Expr:
+    """Data with as many channels of zeros after its own, its last axis."""
+    if not more:
+        return data
+    width = [0] * (2 * len(shape_of(data)) - 1) + [more]
+    return builder.emit(op.nn.pad(data, width, "constant", 0.0))
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.target import Target, codegen
 
 from lib.machine.targets import platform_of
+from lib.tir import asking
 
 # By LLVM's names, those that it uses without being asked to: where cpuid has them (leaf, subleaf, register, bit; the
 # registers are eax, ebx, ecx, edx), as in Intel's "Software Developer's Manual", volume 2, CPUID.
@@ -39,47 +40,20 @@ _VECTORS, _LONG_VECTORS = 0x6, 0xE6  # of the registers that xgetbv tells: those
 _FUNCTION = "family_tuner_cpu_has_all"
 _PACKED = 1  # tvm::CallingConv: functions that the host calls
 
-_TEXT = """
-@{name}_known = internal global i32 -1
-define linkonce_odr i32 @{name}() noinline nounwind {{
-  %known = load i32, ptr @{name}_known
-  %asked = icmp sge i32 %known, 0
-  br i1 %asked, label %done, label %ask
-done:
-  ret i32 %known
-ask:
-{cpuid}
-  br i1 %{all}, label %saved, label %lacks
+_ASKING = """{cpuid}
+  br i1 %{all}, label %saved, label %answer
 saved:
   %x = call {{ i32, i32 }} asm sideeffect "xgetbv", "={{ax}},={{dx}},{{cx}}"(i32 0)
   %low = extractvalue {{ i32, i32 }} %x, 0
   %kept = and i32 %low, {registers}
   %keeps = icmp eq i32 %kept, {registers}
-  br i1 %keeps, label %has, label %lacks
-has:
-  store i32 1, ptr @{name}_known
-  ret i32 1
-lacks:
-  store i32 0, ptr @{name}_known
-  ret i32 0
-}}
-"""
-_TEXT_OF_ARM = """
-@{name}_known = internal global i32 -1
-declare i64 @getauxval(i64)
-define linkonce_odr i32 @{name}() noinline nounwind {{
-  %known = load i32, ptr @{name}_known
-  %asked = icmp sge i32 %known, 0
-  br i1 %asked, label %done, label %ask
-done:
-  ret i32 %known
-ask:
-{hwcaps}
-  %found = zext i1 %{all} to i32
-  store i32 %found, ptr @{name}_known
-  ret i32 %found
-}}
-"""
+  %has = zext i1 %keeps to i32
+  br label %answer
+answer:
+  %found = phi i32 [ 0, %ask ], [ %has, %saved ]"""
+_ASKING_ARM = """{hwcaps}
+  %found = zext i1 %{all} to i32"""
+_GETAUXVAL = "declare i64 @getauxval(i64)\n"
 _COMPARE_HWCAP = """  %q{n} = call i64 @getauxval(i64 {entry})
   %m{n} = and i64 %q{n}, {mask}
   %c{n} = icmp eq i64 %m{n}, {mask}
@@ -124,9 +98,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
         f"this library was compiled for a CPU with {', '.join(names)}, and this CPU, or its operating system, lacks "
         "some of them. Compile the model for it: on this machine, or with --target."
     )
-    has_all = tirx.EQ(tirx.call_extern("int32", _FUNCTION), tirx.const(1, "int32"))
-    # TVM 0.27's constructor names these two the other way round.
-    check = tirx.AssertStmt(has_all, tvm.ir.StringImm("RuntimeError"), [tvm.ir.StringImm(told)])
+    check = asking.required(_FUNCTION, told)
     is_arm = _is_arm(str(attrs["target"].attrs.get("mtriple", "")))
     text = tvm.ir.StringImm(_text_of_arm(names) if is_arm else _text(names))
     body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, tirx.SeqStmt([check, function.body]))
@@ -145,7 +117,8 @@ def _text(names: Collection[str]) -> str:
             lines.append(_COMPARE.format(n=n, register=register, mask=mask, before=so_far))
             so_far = f"%a{n}.{register}"
     kept = _LONG_VECTORS if "avx512f" in names else _VECTORS
-    return _TEXT.format(name=_FUNCTION, cpuid="".join(lines), all=so_far.removeprefix("%"), registers=kept)
+    asked = _ASKING.format(cpuid="".join(lines), all=so_far.removeprefix("%"), registers=kept)
+    return asking.once(_FUNCTION, asked)
 
 
 def _text_of_arm(names: Collection[str]) -> str:
@@ -156,4 +129,5 @@ def _text_of_arm(names: Collection[str]) -> str:
     for n, (entry, mask) in enumerate(masks.items()):
         lines.append(_COMPARE_HWCAP.format(n=n, entry=entry, mask=mask, before=so_far))
         so_far = f"%a{n}"
-    return _TEXT_OF_ARM.format(name=_FUNCTION, hwcaps="".join(lines), all=so_far.removeprefix("%"))
+    asked = _ASKING_ARM.format(hwcaps="".join(lines), all=so_far.removeprefix("%"))
+    return _GETAUXVAL + asking.once(_FUNCTION, asked)

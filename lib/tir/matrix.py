@@ -26,6 +26,7 @@ in user space applications".
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tvm.s_tir import SBlockRealize
 
 from lib.machine.dots import Matrix, matrix_named
 from lib.machine.registers import registers
-from lib.tir import analysis
+from lib.tir import analysis, asking
 
 MARK = "matrix"  # annotation of the loop that sets sums to zero, and of that over steps: the name of an instruction
 
@@ -48,24 +49,28 @@ _REFUSED = (
     "process use it (Linux does since 5.16, unless a container forbids it). Compile the model for it: on this machine, "
     "or with --target."
 )
-_TEXTS = {
-    "permitted": """
-@{name}_known = internal global i32 -1
-define linkonce_odr i32 @{name}() noinline nounwind {{
-  %known = load i32, ptr @{name}_known
-  %asked = icmp sge i32 %known, 0
-  br i1 %asked, label %done, label %ask
-done:
-  ret i32 %known
-ask:
-  %refused = call i64
-    asm sideeffect "syscall", "={{rax}},0,{{rdi}},{{rsi}},~{{rcx}},~{{r11}},~{{memory}}"(i64 158, i64 4131, i64 18)
+_ASKING = """  %refused = call i64
+    asm sideeffect "syscall", "={rax},0,{rdi},{rsi},~{rcx},~{r11},~{memory}"(i64 158, i64 4131, i64 18)
   %may = icmp eq i64 %refused, 0
-  %found = zext i1 %may to i32
-  store i32 %found, ptr @{name}_known
-  ret i32 %found
+  %found = zext i1 %may to i32"""
+# Between memory and a register, whose rows are as far apart as two addresses.
+_MOVED = """
+define linkonce_odr void @{name}(PARAMETERS) alwaysinline nounwind {{
+  %x = ptrtoint ptr %at to i64
+  %y = ptrtoint ptr %next to i64
+  %stride = sub i64 %y, %x
+  call void @llvm.x86.INSTRUCTION(i8 {a}, ptr %at, i64 %stride)
+  ret void
 }}
-""",
+declare void @llvm.x86.INSTRUCTION(i8, ptr, i64)
+"""
+
+
+def _moved(parameters: str, instruction: str) -> str:
+    return _MOVED.replace("PARAMETERS", parameters).replace("INSTRUCTION", instruction)
+
+
+_TEXTS = {
     "configure": """
 @{name}_data = linkonce_odr constant [64 x i8] c"{data}", align 64
 define linkonce_odr void @{name}() alwaysinline nounwind {{
@@ -88,26 +93,8 @@ define linkonce_odr void @{name}() alwaysinline nounwind {{
 }}
 declare void @llvm.x86.tilezero(i8)
 """,
-    "load": """
-define linkonce_odr void @{name}(ptr %at, ptr %next) alwaysinline nounwind {{
-  %x = ptrtoint ptr %at to i64
-  %y = ptrtoint ptr %next to i64
-  %stride = sub i64 %y, %x
-  call void @llvm.x86.tileloadd64(i8 {a}, ptr %at, i64 %stride)
-  ret void
-}}
-declare void @llvm.x86.tileloadd64(i8, ptr, i64)
-""",
-    "store": """
-define linkonce_odr void @{name}(ptr %at, ptr %next, ptr %last) alwaysinline nounwind {{
-  %x = ptrtoint ptr %at to i64
-  %y = ptrtoint ptr %next to i64
-  %stride = sub i64 %y, %x
-  call void @llvm.x86.tilestored64(i8 {a}, ptr %at, i64 %stride)
-  ret void
-}}
-declare void @llvm.x86.tilestored64(i8, ptr, i64)
-""",
+    "load": _moved("ptr %at, ptr %next", "tileloadd64"),
+    "store": _moved("ptr %at, ptr %next, ptr %last", "tilestored64"),
     "multiply": """
 define linkonce_odr void @{name}() alwaysinline nounwind {{
   call void @llvm.x86.{instruction}(i8 {a}, i8 {b}, i8 {c})
@@ -136,7 +123,9 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     body = tvm_ffi.structural_map(body, (tirx.For, _without_mark))
     if not writer.texts:
         return function.with_body(body)
-    body = tirx.SeqStmt([_permission(writer), tvm_ffi.structural_map(body, (tirx.For, writer.in_task))])
+    writer.texts[_PERMITTED] = asking.once(_PERMITTED, _ASKING)
+    permission = asking.required(_PERMITTED, _REFUSED)
+    body = tirx.SeqStmt([permission, tvm_ffi.structural_map(body, (tirx.For, writer.in_task))])
     for text in writer.imports():
         body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(text), body)
     return function.with_body(body)
@@ -145,13 +134,6 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def needed(libraries: Iterable[Path]) -> list[str]:
     """What compiled libraries need of a CPU for it, by LLVM's names."""
     return ["amx-tile"] if any(_PERMITTED.encode() in library.read_bytes() for library in libraries) else []
-
-
-def _permission(writer: "_Writer") -> tirx.Stmt:
-    writer.text("permitted", _PERMITTED)
-    may = tirx.EQ(tirx.call_extern("int32", _PERMITTED), tirx.const(1, "int32"))
-    # TVM 0.27's constructor names these two the other way round.
-    return tirx.AssertStmt(may, tvm.ir.StringImm("RuntimeError"), [tvm.ir.StringImm(_REFUSED)])
 
 
 def _without_mark(loop: tirx.For) -> tirx.For:
@@ -191,7 +173,7 @@ class Rows:
         return divmod(self.n + n, self.width)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tile:
     """A marked tile that an instruction fits."""
 
@@ -222,7 +204,7 @@ class Tile:
         """Of a product."""
         return int(self.step.extent)
 
-    @property
+    @cached_property
     def registers_of_rows(self) -> list[Rows]:
         """Rows divided into registers; those of several lines together, if they are equally far apart."""
         n_lines, width = int(self.lines.extent) if self.lines is not None else 1, int(self.rows.extent)

@@ -28,9 +28,9 @@ def test_shares_are_of_the_kernels_time_and_what_no_space_has_is_named():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Of a small model."""
+    """Of a small model; with so many trials, something is faster than untuned, also with other tests beside it."""
     folder = tmp_path_factory.mktemp("run")
-    done = luigi(folder, "TuneModel", "--model", str(SMALL), "--trials", "4")
+    done = luigi(folder, "TuneModel", "--model", str(SMALL), "--trials", "24")
     assert done.returncode == 0, done.stderr
     [found] = (folder / "artifacts").glob("*/small-*/runs/*")
     return found
@@ -41,9 +41,8 @@ def test_a_run_is_read(run):
     found = kernels.read(run)
 
     assert found.name.startswith("small-")
-    spaces = {kernel.space for kernel in found.kernels if kernel.operator == "conv2d"}
-    assert spaces
-    assert spaces <= {"contraction", "untuned"}  # whichever was faster, with other tests beside it
+    assert "conv2d" in {kernel.operator for kernel in found.kernels}
+    assert "contraction" in {kernel.space for kernel in found.kernels}
     assert found.latency_s > 0
 
 

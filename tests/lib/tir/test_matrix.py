@@ -51,8 +51,8 @@ def emulated(monkeypatch, tmp_path):
     def run(program, target, arguments, out, *, permitted=True):
         library = lowering.build(program, target)
         emulation = amx_emulation.compiled(names, tmp_path / "amx.o", permitted=permitted)
-        library.export_library(str(tmp_path / f"{len(list(tmp_path.iterdir()))}.so"), options=[str(emulation)])
-        [path] = sorted(tmp_path.glob("*.so"), key=lambda each: each.stat().st_mtime)[-1:]
+        path = tmp_path / f"{len(list(tmp_path.glob('*.so')))}.so"
+        library.export_library(str(path), options=[str(emulation)])
         tensors = [tvm.runtime.tensor(array) for array in (*arguments, out)]
         tvm.runtime.load_module(str(path))["main"](*tensors)
         return np.asarray(tensors[-1].numpy()), set(names)
