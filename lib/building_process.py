@@ -2,13 +2,13 @@
 
 import json
 
-import tvm
 from tvm.target import Target
 
 from lib import deploy
 from lib.measure.connection import Connection
 from lib.measure.protocol import BuildModel, Done
 from lib.tir import lowering
+from lib.tir.workload import load_module
 
 
 class Builder:
@@ -19,7 +19,7 @@ class Builder:
 
     def build(self, request: BuildModel) -> Done:
         """See `BuildModel`."""
-        module = tvm.ir.load_json(request.module.read_text())
+        module = load_module(request.module.read_text())
         if request.in_plain_loops:
             module = lowering.reference(module, self._target)
         traces = json.loads(request.traces.read_text()) if request.traces else {}

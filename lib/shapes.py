@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tvm
-
 from lib import building, deploy, probing
 from lib.contracts import tables
 from lib.contracts.errors import CompilationError, VerificationError
@@ -17,6 +15,7 @@ from lib.graph.algorithms import IN_BF16
 from lib.machine.targets import AnyTarget
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
+from lib.tir.workload import load_module
 from lib.tuning import agreement, planning
 from lib.tuning.history import History
 from lib.tuning.members import groups_of, joint_members
@@ -58,7 +57,7 @@ def built_of(shape: Shape, work: Path, precision: str) -> Built:
     """What is built of a shape, in a folder of its own there."""
     folder = work / shape.name
     folder.mkdir()
-    interface = deploy.interface(tvm.ir.load_json(shape.files.module.read_text()))
+    interface = deploy.interface(load_module(shape.files.module.read_text()))
     operators = tables.read(shape.files.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
     has_bytes = is_quantized(operators, shape.files)
     return Built(folder, shape.files, interface, has_bytes or precision == IN_BF16, has_bytes)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import tvm
 
 from lib import building, bundle, deploy
 from lib.contracts import arrays, digests, manifest, settings, tables, weights
@@ -30,6 +29,7 @@ from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts
+from lib.tir.workload import load_module
 from lib.tuning import history
 from lib.tuning.hopeless import LEAST, guess_s, is_hopeless
 from lib.tuning.members import join
@@ -88,7 +88,7 @@ def run(
     else:
         out.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
-            module = tvm.ir.load_json(model.module.read_text())
+            module = load_module(model.module.read_text())
             interface = deploy.interface(module)
             is_narrow = has_bytes or precision == IN_BF16
             built = Built(Path(work), model, interface, is_narrow, has_bytes)

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import tvm
-
 from lib import deploy, probing
 from lib.contracts import manifest
 from lib.contracts.files import ModelFiles
 from lib.contracts.tables import Provenance
 from lib.measure.onnx_peer import OnnxFile
 from lib.models import onnx_facts
+from lib.tir.workload import load_module
 
 
 def run(
@@ -35,7 +34,7 @@ def run(
     Raises:
         ModelError: Padding changes what it computes; the message says how.
     """
-    interface = deploy.interface(tvm.ir.load_json(shape.module.read_text()))
+    interface = deploy.interface(load_module(shape.module.read_text()))
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder) as work:
         found = probing.probe(

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import tvm
 
 from lib.contracts import arrays, tables
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import SHARED, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.graph.readers import readers
+from lib.tir.workload import load_module
 
 
 def run(shapes: Sequence[ModelFiles], *, provenance: Provenance, out: ModelFiles) -> Path:
@@ -25,7 +25,7 @@ def run(shapes: Sequence[ModelFiles], *, provenance: Provenance, out: ModelFiles
     """
     read_by: dict[str, set[str]] = {}
     for files in shapes:
-        of_function = readers(tvm.ir.load_json(files.module.read_text()))
+        of_function = readers(load_module(files.module.read_text()))
         contents = arrays.contents(files.weights)  # two that only look alike would be packed alike for nothing
         for row in tables.read(files.subgraphs, SUBGRAPHS).select(["subgraph_id", "functions", "tunable"]).to_pylist():
             names = {name for function in row["functions"] for name in of_function.get(function, ())}

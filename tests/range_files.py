@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-WIDTH, HEADS, VOCABULARY = 32, 2, 50
+WIDTH, HEADS, VOCABULARY, LONGEST = 32, 2, 50, 64
 
 
 def attention(path: Path, kind: str) -> Path:
@@ -20,13 +20,13 @@ def attention(path: Path, kind: str) -> Path:
         "table": rng.normal(size=(VOCABULARY, WIDTH)), "ones": np.ones(WIDTH), "zeros": np.zeros(WIDTH),
         **{name: rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5 for name in ("wq", "wk", "wv", "wo")},
         "up": rng.normal(size=(WIDTH, 2 * WIDTH)) / WIDTH**0.5, "down": rng.normal(size=(2 * WIDTH, WIDTH)) / 8,
-        "scale": np.array(WIDTH**-0.5), "one": np.array(1.0), "hidden": np.array(-1e9),
+        "positions": rng.normal(size=(LONGEST, WIDTH)), "scale": np.array(WIDTH**-0.5), "one": np.array(1.0), "hidden": np.array(-1e9),
     }  # fmt: skip
     constants = {name: numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in weights.items()}
     integers = {"heads": [0, 0, HEADS, WIDTH // HEADS], "joined": [0, 0, WIDTH], "axes": [1, 2], "rows": [1],
-                "columns": [0], "axis": 1, "from": 0, "step": 1}  # fmt: skip
+                "columns": [0], "axis": 1, "from": 0, "step": 1, "first": [0], "second": [1], "after": [2]}  # fmt: skip
     constants |= {name: numpy_helper.from_array(np.asarray(value, np.int64), name) for name, value in integers.items()}
-    nodes = [helper.make_node("Gather", ["table", "ids"], ["x"])]
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["words"]), *_places()]
     for name in "qkv":
         nodes += [
             helper.make_node("MatMul", ["x", f"w{name}"], [f"{name}0"]),
@@ -52,6 +52,16 @@ def attention(path: Path, kind: str) -> Path:
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in names]
     outputs = [helper.make_tensor_value_info("states", TensorProto.FLOAT, ["batch", "sequence", WIDTH])]
     return _saved(path, nodes, inputs, outputs, list(constants.values()))
+
+
+def _places() -> list[onnx.NodeProto]:
+    """From `words` to `x`, with the row of its place added to each."""
+    return [
+        helper.make_node("Shape", ["ids"], ["extents"]),
+        helper.make_node("Slice", ["extents", "second", "after"], ["length"]),
+        helper.make_node("Slice", ["positions", "first", "length", "first"], ["places_of"]),
+        helper.make_node("Add", ["words", "places_of"], ["x"]),
+    ]
 
 
 def _hiding(kind: str) -> list[onnx.NodeProto]:

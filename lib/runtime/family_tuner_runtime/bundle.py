@@ -13,7 +13,7 @@ from .ranges import Ranges
 
 MANIFEST = "manifest.json"
 FORMAT = 1  # of bundles of one shape
-OF_RANGES = 2  # of bundles of ranges of shapes; this code reads both
+OF_RANGES = 3  # of bundles of ranges of shapes; this code reads all up to it (in 2, no weight was part of another)
 _DIGITS = 16  # hex digits of a digest
 _AGAIN = "Copy the bundle again, or have the tuner make it again."
 

@@ -88,13 +88,14 @@ class Mapped:
         ]
 
     def view(self, name: str, shape: Sequence[int]) -> Any:
-        """A tensor over the memory of an entry, in a shape of as many elements: buckets read the same bytes otherwise.
+        """A tensor over the memory of an entry, in another shape: buckets read the same bytes otherwise. Of an entry
+        with more elements, it has the first.
 
         Raises:
-            BundleError: There is no such entry, or it has another size.
+            BundleError: There is no such entry, or it has fewer elements.
         """
         entry = self._by_name.get(name)
-        if entry is None or int(np.prod(shape, dtype=np.int64)) != int(np.prod(entry.shape, dtype=np.int64)):
+        if entry is None or int(np.prod(shape, dtype=np.int64)) > int(np.prod(entry.shape, dtype=np.int64)):
             raise BundleError(
                 f"The manifest names a weight {name} of shape {list(shape)}, which the file does not have."
             )

@@ -335,7 +335,7 @@ def test_it_runs_beside_all_of_tvm_in_one_process(small):
         ({"target": {"kind": "llvm", "mtriple": "riscv64-linux-gnu"}}, "compiled for riscv64, and this machine is"),
         ({"target": {"kind": "cuda"}}, "compiled for cuda, and this runtime is for CPUs"),
         ({"versions": "apache-tvm 0.26.0, numpy 2.2"}, "compiled with TVM 0.26.0, and TVM 0.27"),
-        ({"format": 3}, "a bundle of format 3, and this runtime reads 2"),
+        ({"format": 4}, "a bundle of format 4, and this runtime reads 3"),
         ({"format": 0}, "compiled before there were bundles"),
     ],
 )

@@ -107,7 +107,7 @@ namespace detail {
 
 constexpr int64_t kAlignment = 64;  // bytes: what TVM's kernels assume
 constexpr int kFormat = 1;          // of bundles of one shape
-constexpr int kOfRanges = 2;        // of bundles of ranges of shapes; this code reads both
+constexpr int kOfRanges = 3;        // of bundles of ranges of shapes; this code reads all up to it
 
 inline std::string read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -450,11 +450,11 @@ struct Loaded {
   }
 
  private:
-  /*! A weight in another shape of as many elements, over the same memory. */
+  /*! A weight in another shape, over the same memory; of one with more elements, the first. */
   ffi::Tensor view(const std::string& name, const std::vector<int64_t>& shape) const {
     for (const auto& [own, tensor] : weights) {
       if (own != name) continue;
-      if (bytes(shape, tensor.dtype()) != bytes({tensor.shape().begin(), tensor.shape().end()}, tensor.dtype())) break;
+      if (bytes(shape, tensor.dtype()) > bytes({tensor.shape().begin(), tensor.shape().end()}, tensor.dtype())) break;
       struct Shared {
         ffi::Tensor owner;
         void AllocData(DLTensor* made) { made->data = owner.data_ptr(); }
@@ -500,8 +500,8 @@ inline std::shared_ptr<Loaded> load(const std::string& folder) {
   Object facts = parse(read(path), path);
   auto format = facts.Get(ffi::String("format"));
   std::optional<int64_t> found = format ? format->try_cast<int64_t>() : std::nullopt;
-  if (found != std::optional<int64_t>(kFormat) && found != std::optional<int64_t>(kOfRanges)) {
-    throw Error(folder + " is not a bundle of format " + std::to_string(kFormat) + " or " + std::to_string(kOfRanges));
+  if (!found || *found < kFormat || *found > kOfRanges) {
+    throw Error(folder + " is not a bundle of format " + std::to_string(kFormat) + " to " + std::to_string(kOfRanges));
   }
   for (const auto& [key, each] : get<Object>(facts, "files", path)) {
     std::string name = folder + "/" + std::string(key.cast<ffi::String>());
