@@ -16,7 +16,7 @@ from lib.machine import host
 from lib.machine.targets import AnyTarget
 from lib.measure.model_session import WorkerSession
 from lib.measure.process import Worker, WorkerGone
-from lib.measure.runner import ModelFailed, Pool
+from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.verification import Built, CompileConfig, Peer, does_not_run
 
 _TURNS, _TURN_S = 2, 0.2  # of a library in turn with its file, or with the library of a larger shape
@@ -67,7 +67,7 @@ def latencies(built: Built, peer: Peer | None, pool: Pool, timeout_s: float) -> 
     found: dict[str, list[float]] = {"tuned": []}
     try:
         with pool.models(timeout_s) as session:
-            session.open_library("tuned", *built.library("tuned"), built.inputs)
+            _open(session, "tuned", built)
             for _ in range(_TURNS if peer else 1):
                 found["tuned"].append(session.time("tuned", _TURN_S if peer else _GLANCE_S))
                 if peer and (latency_s := peer.time(_TURN_S)) is not None:
@@ -75,6 +75,12 @@ def latencies(built: Built, peer: Peer | None, pool: Pool, timeout_s: float) -> 
     except ModelFailed as failure:
         raise does_not_run(failure) from failure
     return found
+
+
+def _open(session: ModelSession, name: str, built: Built) -> None:
+    """Load a library, and run it once: its weights are mapped, and come in when they are touched."""
+    session.open_library(name, *built.library("tuned"), built.inputs)
+    session.time(name, 0.0)
 
 
 def slower(
@@ -111,7 +117,7 @@ def _in_turn(first: Built, second: Built, pool: Pool, timeout_s: float) -> tuple
     try:
         with pool.models(timeout_s) as session:
             for name, built in (("first", first), ("second", second)):
-                session.open_library(name, *built.library("tuned"), built.inputs)
+                _open(session, name, built)
             for _ in range(_TURNS):
                 for name, own in found.items():
                     own.append(session.time(name, _TURN_S))

@@ -20,7 +20,8 @@ def attention(path: Path, kind: str) -> Path:
         "table": rng.normal(size=(VOCABULARY, WIDTH)), "ones": np.ones(WIDTH), "zeros": np.zeros(WIDTH),
         **{name: rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5 for name in ("wq", "wk", "wv", "wo")},
         "up": rng.normal(size=(WIDTH, 2 * WIDTH)) / WIDTH**0.5, "down": rng.normal(size=(2 * WIDTH, WIDTH)) / 8,
-        "positions": rng.normal(size=(LONGEST, WIDTH)), "scale": np.array(WIDTH**-0.5), "one": np.array(1.0), "hidden": np.array(-1e9),
+        "positions": rng.normal(size=(LONGEST, WIDTH)), "scale": np.array(WIDTH**-0.5), "one": np.array(1.0),
+        "hidden": np.array(-1e9),
     }  # fmt: skip
     constants = {name: numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in weights.items()}
     integers = {"heads": [0, 0, HEADS, WIDTH // HEADS], "joined": [0, 0, WIDTH], "axes": [1, 2], "rows": [1],

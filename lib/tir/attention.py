@@ -28,8 +28,11 @@ BLOCKS = (SCORES, LOGITS, LANE_MAXIMA, MAXIMA, WEIGHTS, LANE_SUMS, SUMS, CONTEXT
 Logits = Callable[[tirx.Expr, Sequence[tirx.Expr], Sequence[te.Tensor]], tirx.Expr]
 
 _SMALLEST = -127.0  # the exponent whose bits are zero
-# Of 2 to x, -0.5 <= x <= 0.5, within 2e-7: minimax, the highest power first.
+_WHOLE = 1.5 * 2**23  # added to a float of either sign, it leaves a whole number in the last bits
+# Of 2 to x, -0.5 <= x <= 0.5: minimax, the highest power first; 1 of 0, so that the smallest one's bits are zero. The
+# first is within 2e-7; the second within 1.1e-4, for what is rounded to bf16 (2e-3).
 _POWERS = (1.3264727e-3, 9.671513e-3, 5.5507336e-2, 2.4022242e-1, 6.93147e-1, 1.0)
+_FEWER_POWERS = (5.5008933e-2, 2.4221095e-1, 6.9328290e-1, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def attention(
     largest = _over_columns(inner, shape.lanes, te.max, tirx.Max, (LANE_MAXIMA, MAXIMA))
     weights = te.compute(
         scores.shape,
-        lambda *at: _exp(inner(*at) - largest(*at[:-1])).astype(dot.data if dot else "float32"),
+        lambda *at: _weight(inner(*at), largest(*at[:-1]), dot),
         name=WEIGHTS,
     )
     total = _over_columns(weights, shape.lanes, te.sum, tirx.Add, (LANE_SUMS, SUMS))
@@ -132,16 +135,23 @@ def _over_columns(
     return te.compute(outer, together, name=names[1])
 
 
-def _exp(x: tirx.Expr) -> tirx.Expr:
-    """e to x <= 0: 2 to a whole number, which are the bits of an exponent, times 2 to what is left; zero below 1e-38.
-    The error is 2e-7, and 6e-8 times |x| more: that of `x` in powers of two."""
-    power = tirx.Max(x * _float(math.log2(math.e)), _float(_SMALLEST))
-    whole = tirx.floor(power + _float(0.5))
-    rest, found = power - whole, _float(_POWERS[0])
-    for factor in _POWERS[1:]:
+def _weight(logit: tirx.Expr, largest: tirx.Expr, dot: Dot | None) -> tirx.Expr:
+    """e to a logit less the largest one of its row, as the product with the values takes it: 2 to a whole number, which
+    are the bits of an exponent, times 2 to what is left; zero below 1e-38.
+
+    The error is that of the powers, and 6e-8 times the exponent. Both logits are brought to powers of two: a row's
+    largest one once, and what it is rounded by is the same for all weights of the row.
+    """
+    scale = _float(math.log2(math.e))
+    power = tirx.Max(logit * scale - largest * scale, _float(_SMALLEST))
+    shifted = tirx.reinterpret("int32", power + _float(_WHOLE))  # as bits: TVM would take the sum apart again
+    rest = power - (tirx.reinterpret("float32", shifted) - _float(_WHOLE))
+    first, *others = _FEWER_POWERS if dot else _POWERS
+    found = _float(first)
+    for factor in others:
         found = found * rest + _float(factor)
-    bits = tirx.reinterpret("int32", found) + (whole.astype("int32") << tirx.const(23, "int32"))
-    return tirx.reinterpret("float32", bits)
+    bits = tirx.reinterpret("int32", found) + (shifted << tirx.const(23, "int32"))
+    return tirx.reinterpret("float32", bits).astype(dot.data if dot else "float32")
 
 
 def _float(value: float) -> tirx.Expr:

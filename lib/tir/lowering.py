@@ -12,7 +12,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.relax.backend.cpu_generic import pipeline as _cpu
 from tvm.relax.backend.cuda import pipeline as _cuda
 from tvm.s_tir import Schedule, dlight
@@ -23,8 +23,15 @@ from lib.tir import analysis, anywhere, cpu_check, dot, gpu, matrix, parallel, p
 
 # Raise it with every change to what this module, `prefetch` or `remainder` makes of a program: latencies of before are
 # then told apart from those of after.
-REVISION = 1
+REVISION = 2
 
+# Those of TVM's passes up to the one that makes tensors compact; run again, they change nothing.
+_COMPACT = (
+    "LowerInitBlock",
+    "PlanAndUpdateBufferAllocationLocation",
+    "ConvertBlocksToOpaque",
+    "CompactBufferAllocation",
+)
 _STACK_LIMIT = 1 << 14  # elements of a local buffer: a thread's stack has some megabytes
 
 
@@ -83,12 +90,26 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
         + [prefetch.insert] * lowering.prefetch
         + [remainder.peel] * lowering.peel
         + [gpu.repair] * lowering.repair
-        + [parallel.mark_to_kind, matrix.insert, dot.insert, rounding.insert]
+        + [parallel.mark_to_kind]
     )
     if lowering.repair:
         lower = gpu.lowered_apart(lower)
     after = [_on_stack] * lowering.stack + [cpu_check.insert] * is_delivered
-    return tvm.transform.Sequential([*map(_rewrite, before), lower, *map(_rewrite, after)]), *finalize
+    compact = tvm.transform.module_pass(lambda module, _: _compact(module), opt_level=0, name="compact")
+    instructions = [matrix.insert, dot.insert, rounding.insert]
+    return tvm.transform.Sequential(
+        [*map(_rewrite, before), compact, *map(_rewrite, instructions), lower, *map(_rewrite, after)]
+    ), *finalize
+
+
+def _compact(module: tvm.IRModule) -> tvm.IRModule:
+    """The same with tensors as small as a task needs them, if it has places for instructions. These ask where tensors
+    lie: what is not small by then, TVM leaves as large as all tasks together need."""
+    functions = [function for _, function in module.functions_items() if isinstance(function, tirx.PrimFunc)]
+    loops = (loop for function in functions for loop in analysis.walk(function.body, tirx.For))
+    if not any(mark in loop.annotations for loop in loops for mark in (matrix.MARK, dot.MARK)):
+        return module
+    return tvm.transform.Sequential([getattr(s_tir.transform, name)() for name in _COMPACT])(module)
 
 
 def _rewrite(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:

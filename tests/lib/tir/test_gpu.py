@@ -67,5 +67,5 @@ def test_other_programs_stay_as_they_are(target):
 
 
 def test_a_measurement_says_that_programs_were_repaired():
-    assert lowering.standard("cuda").text == "repair r1"
+    assert lowering.standard("cuda").text == f"repair r{lowering.REVISION}"
     assert "repair" not in lowering.standard("llvm").text
