@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx
+from tvm.target import Target
 
+from lib.machine.dots import BF16
 from lib.machine.registers import Registers, registers
+from lib.search import evolution
 from lib.search.spaces import attention as space
 from lib.search.spaces.table import fitting
-from lib.tir import attention
+from lib.tir import attention, lowering, traces
 from lib.tir.workload import as_workload
 from tests.helpers import matmul, run_on
 from tests.lib.graph.test_attention import in_numpy
@@ -126,6 +129,23 @@ def test_what_a_task_has_of_scores_is_its_own(cpu):
     batch, heads, rows = map(int, found.groups())
     assert (batch, heads) == (1, 1)
     assert 8 <= rows <= 64
+
+
+@pytest.mark.parametrize("mcpu", ["sapphirerapids", "znver4"])  # with and without instructions of matrices
+def test_what_a_task_has_of_weights_in_bf16_is_its_own(mcpu):
+    target = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2})
+    found = workload(16, rows=64, columns=256, heads=8, dot=BF16)
+    proposals = evolution.sample(found, target, 16, known=set(), seed=0)
+    programs = [traces.program(found, each.trace, target) for each in proposals]
+
+    in_tasks = [lowering.build(program, target).inspect_source("ll") for program in programs
+                if program.script().count("T.parallel(") == 1]  # fmt: skip
+
+    assert in_tasks
+    for text in in_tasks:
+        taken = [int(n) for n in re.findall(r"call ptr %\w+\(i32 \S+ i32 \S+ i64 (\d+), i32 \d+, i32 \d+\)", text)]
+        assert taken
+        assert max(taken) <= 64 * 256 * 4  # scores of one head
 
 
 @pytest.mark.parametrize("name", ["a product", "heads that fill no vector"])
