@@ -1,5 +1,7 @@
 """Reshapes, transposes, slices and concatenations, most of which need not be done at run time."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -138,16 +140,19 @@ def keep_heads(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 @rule(*_ANY_SHAPE, *_BINARY)
 def reshape_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """f(reshape(x)) as reshape(f(x)), so that f is fused with the producer of x."""
+    """f(reshape(x)) as reshape(f(x)), so that f is fused with the producer of x; also where that is transposed in
+    between, if f has no other operands: the transpose is put off next."""
+    is_alone = call.op.name in _ANY_SHAPE
     for position, argument in enumerate(call.args):
         reshape = rewriter.calls(argument, "relax.reshape")
         if reshape is None or rewriter.shape(argument) != rewriter.shape(call) or not rewriter.read_once(argument):
             continue
         source, target = rewriter.shape(reshape.args[0]), rewriter.shape(argument)
-        if not source or not target or source[-1] != target[-1]:
+        if not source or not target or (source[-1] != target[-1] and not is_alone):
             continue
         # Only for epilogues of contractions, and operands that fit both shapes.
-        if rewriter.calls(_root(rewriter, reshape.args[0]), *CONTRACTIONS, "relax.einsum") is None:
+        between = _CHAIN if is_alone else ()
+        if rewriter.calls(_root(rewriter, reshape.args[0], between), *CONTRACTIONS, "relax.einsum") is None:
             continue
         args = [_as_before(rewriter, other, source, target) for other in call.args]
         args[position] = reshape.args[0]
@@ -192,9 +197,9 @@ def transpose_before_padding(rewriter: Rewriter, call: relax.Call) -> relax.Expr
     return op.nn.pad(image, moved, str(pad.attrs.pad_mode), float(pad.attrs.pad_value))
 
 
-def _root(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr:
-    """The tensor that a chain of element-wise operators begins with."""
-    while (call := rewriter.calls(expr, *_ANY_SHAPE, *_BINARY)) is not None:
+def _root(rewriter: Rewriter, expr: relax.Expr, between: Sequence[str] = ()) -> relax.Expr:
+    """The tensor that a chain of element-wise operators, and of those between them, begins with."""
+    while (call := rewriter.calls(expr, *_ANY_SHAPE, *_BINARY, *between)) is not None:
         expr = call.args[0]
     return expr
 

@@ -134,6 +134,15 @@ def test_a_product_is_reshaped_last(function):
     assert (after[0], after[-1], len(after)) == ("matmul", "reshape", 3)
 
 
+def test_a_function_of_nothing_else_goes_before_any_reshape_and_the_transposes_around_it_cancel_out():
+    def build(x):  # as in SegFormer: an image in NCHW between tokens
+        image = op.permute_dims(op.reshape(op.matmul(x, const(random((4, 3)))), (2, 2, 3, 3)), [0, 3, 1, 2])
+        return op.permute_dims(op.nn.gelu(op.reshape(image, (2, 3, 6))), [0, 2, 1])
+
+    after = becomes(rules.RULES, build, (2, 6, 4))[1]
+    assert after == ["matmul", "nn.gelu"]
+
+
 def test_two_reshaped_products_are_added_and_then_reshaped():
     after = becomes([rules.reshape_later], lambda x, y: op.add(dense(x), dense(y)), (2, 3, 4), (2, 3, 4))[1]
     assert after == ["matmul", "matmul", "add", "reshape"]
@@ -168,7 +177,9 @@ def test_products_of_two_shapes_are_added_in_one_of_them_and_rewriting_ends():
     "build",
     [
         lambda x: op.exp(op.reshape(op.tanh(x), (6, 4))),  # no product
-        lambda x: op.exp(op.reshape(op.matmul(x, const(random((4, 3)))), (2, 9))),  # another last axis
+        lambda x: op.add(
+            op.reshape(op.matmul(x, const(random((4, 3)))), (2, 9)), const(random((9,)))
+        ),  # another last axis
         lambda x: op.add(dense(x), const(random((6, 1)))),
         lambda x: op.add(dense(x), const(random((2, 6, 3)))),  # broadcasts the product
         lambda x: op.add(dense(x), const(random((2, 1, 6, 3)))),
