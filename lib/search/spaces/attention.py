@@ -10,7 +10,7 @@ parallel loops of its own. Which is faster is measured, not assumed: where all s
 near one another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -30,6 +30,7 @@ from lib.tir import analysis, parallel
 from lib.tir.attention import BLOCKS, CONTEXT, LANE_MAXIMA, LANE_SUMS, LOGITS, MAXIMA, RESULT, SCORES, SUMS, WEIGHTS
 
 _ROWS = range(8, 129)  # of a task, if they divide all; all rows of a head, if there are no such
+_TOGETHER = (4, 5, 3, 2, 1)  # rows whose largest scores, and sums of weights, are found at a time
 _MOST = 3  # numbers of rows, and tiles of a product, to choose from
 
 
@@ -121,7 +122,7 @@ def _in_tasks(schedule: Schedule, rows: int, tiles: tuple[Tile, Tile]) -> None:
     schedule.set_scope(scores, 0, "local")
     tile_in_task(schedule, context, copy, tiles[1], roles[1])
     tile_in_task(schedule, scores, logits, tiles[0], roles[0])
-    _vectorize(schedule, results, tiles)
+    _vectorize(schedule, results, tiles, together=_TOGETHER)
 
 
 def _apart(schedule: Schedule, tiles: tuple[Tile, Tile]) -> None:
@@ -163,15 +164,28 @@ def _tasks(schedule: Schedule, results: SBlockRV, axis: int, rows: int) -> LoopR
     return tasks
 
 
-def _vectorize(schedule: Schedule, results: SBlockRV, tiles: tuple[Tile, Tile]) -> None:
-    """What is not in a register tile: weights and results by columns, reductions by lane."""
+def _vectorize(
+    schedule: Schedule, results: SBlockRV, tiles: tuple[Tile, Tile], together: Sequence[int] = (1,)
+) -> None:  # fmt: skip
+    """What is not in a register tile: weights and results by columns, reductions by lane.
+
+    Args:
+        together: Of how many rows reductions are computed at a time: the first number that divides those of a task. The
+            steps of one row wait for one another.
+    """
     primitives.vectorize_last(schedule, schedule.get_sblock(WEIGHTS), tiles[0].lanes)
     size = primitives.columns_of(schedule, results)
     primitives.vectorize_last(schedule, results, narrowed(tiles[1].lanes, size))
     for name in (LANE_MAXIMA, LANE_SUMS):
         block = schedule.get_sblock(name)
-        lane, step = schedule.get_loops(block)[-2:]
-        schedule.reorder(step, lane)
+        row, lane, step = schedule.get_loops(block)[-3:]
+        n_rows = primitives.extent_of(schedule, row)
+        if (few := next(n for n in together if n_rows % n == 0)) > 1:
+            _, row = schedule.split(row, [None, few])
+            schedule.reorder(step, row, lane)
+            schedule.unroll(row)
+        else:
+            schedule.reorder(step, lane)
         schedule.vectorize(lane)
         initial = schedule.decompose_reduction(block, step)
         schedule.vectorize(schedule.get_loops(initial)[-1])
