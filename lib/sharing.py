@@ -4,10 +4,12 @@ Positions are the case of the latter: a model for 40 words takes the first 40 ro
 """
 
 import hashlib
+import json
+import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,12 @@ class Together:
     of_each: list[Named]  # by library; of an entry with more elements than the shape has, it takes the first
     n_bytes: int  # of all entries
     n_bytes_least: int  # of the library whose weights are the most: less, they cannot be
+
+    def without(self, places: Container[int]) -> "Together | None":
+        """The same without some libraries; None if they alone take some of the weights."""
+        kept = [named for n, named in enumerate(self.of_each) if n not in places]
+        taken, all_of_it = ({name for own in some for name, _ in own} for some in (kept, self.of_each))
+        return replace(self, of_each=kept) if taken == all_of_it else None
 
 
 def write(out: Path, packed: Sequence[Path]) -> Together:
@@ -53,6 +61,11 @@ def write(out: Path, packed: Sequence[Path]) -> Together:
     weights.write(out, arrays)
     of_each = [[(names[begins.get(key, key)], shape) for key, shape in own] for own in taken]
     return Together(of_each, sum(array.nbytes for array in arrays.values()), max(sizes, default=0))
+
+
+def list_weights(path: Path, shared: Path, named: Named) -> None:
+    """Write which weights of a file a library takes, for whoever runs it from there (`lib.measure.libraries`)."""
+    path.write_text(json.dumps({"file": os.path.relpath(shared, path.parent), "weights": named}))
 
 
 def _key(array: np.ndarray) -> _Key:

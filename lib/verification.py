@@ -113,6 +113,7 @@ class Built:
         self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
         self.rounded = folder / "rounded.so"  # a narrow model in plain loops
         self.packed = folder / "packed.safetensors"
+        self.shared = folder / "shared.json"  # once it takes them of a file that several share
         self.agreed = folder / "agreed.npz"  # what the library that is shipped agrees with, by `verify`
         # Of the tuned model: what is shipped, and what packs its weights here. Others, where the target is of another
         # architecture: there `tuned` is what runs, on a device that has it, or compiled for this machine.
@@ -149,7 +150,7 @@ class Built:
     def library(self, name: str) -> tuple[Path, Path]:
         """Library and parameters of the model `tuned`, `untuned`, as it is `checked` against, or `rounded`."""
         if name == "tuned":
-            return self.tuned, self.packed
+            return self.tuned, self.shared if self.shared.exists() else self.packed
         if name == "rounded":
             return self.rounded, self.weights
         return (self.untuned if name == "untuned" else self.checked), self.reference_weights

@@ -107,10 +107,12 @@ def run(
                         say(f"looking what is wrong with {probing.told(shape.extents)}")
                         right = Righted(shape, each, subgraphs, agreed, config, pool, target)
                         facts, choices = right.verified(choices, peer, failed.get(each.tuned, ""))
-                    say(f"timing {probing.told(shape.extents)}")
-                    beside = _peer(each, onnx, session) if shape.is_measured else None  # of these inputs again
-                    timed = checking.latencies(each, beside, pool, config.timeout_s)
-                    found.append({**facts, "latencies_s": timed})
+                    found.append(facts)
+                say("timing all shapes")
+                together = _together(built, made)  # of which the kernel has the pages once
+                beside = [Peer(onnx, session) if shape.is_measured else None for shape in shapes]
+                timed = checking.latencies(built, beside, pool, config.timeout_s)
+                found = [{**facts, "latencies_s": own} for facts, own in zip(found, timed, strict=True)]
                 say("looking whether a larger shape is faster")
                 left_out = checking.slower([(shape.extents, each, facts["latencies_s"]["tuned"])
                                          for shape, each, facts in zip(shapes, built, found, strict=True)],
@@ -118,7 +120,7 @@ def run(
                 whole = list(zip(shapes, built, found, strict=True))
                 shapes, built, found = (list(part) for part in zip(
                     *(each for n, each in enumerate(whole) if n not in left_out), strict=True))  # fmt: skip
-                together = sharing.write(made.params, [each.packed for each in built])
+                together = together.without(left_out) or _together(built, made)
                 for shape, each in zip(shapes, built, strict=True):
                     shutil.copyfile(each.delivered, made.library_of(shape.name))
                 rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
@@ -143,6 +145,14 @@ def run(
         facts["clock"] = clock.read()
         manifest.write(made.manifest, provenance.inputs, facts, _delivered(made, shapes))
         return _move(made, out)
+
+
+def _together(built: Sequence[Built], made: CompiledFiles) -> sharing.Together:
+    """The weights of all shapes in the bundle's file, from which their libraries are run from now on."""
+    together = sharing.write(made.params, [each.packed for each in built])
+    for each, named in zip(built, together.of_each, strict=True):
+        sharing.list_weights(each.shared, made.params, named)
+    return together
 
 
 def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:

@@ -8,7 +8,9 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -32,7 +34,7 @@ def write(path: Path, partial: Path, arrays: Mapping[str, np.ndarray], like: Pat
     other = _origin(path, like) if like else None
     kept = dict(arrays)
     if other:
-        theirs = load(other)
+        theirs = _read(other, other.stat().st_mtime_ns)
         kept = {name: array for name, array in arrays.items() if not _are_equal(array, theirs.get(name))}
     np.savez(partial, **kept)  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
     if other and len(kept) < len(arrays):
@@ -83,8 +85,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
     Raises:
         ContractError: It leaves out what another file had, and has no more.
     """
-    with np.load(path) as found:
-        own = {name: _typed(found[name]) for name in found.files if name != _ELSEWHERE}
+    own = _arrays_of(path)
     elsewhere = _elsewhere(path)
     if not elsewhere:
         return own
@@ -97,8 +98,19 @@ def load(path: Path) -> dict[str, np.ndarray]:
             f"{path} has the array {missing[0]} in {other}, which {'has another one now' if is_there else 'is gone'}. "
             f"Remove the folder {path.parent.name}: the model is imported again then."
         )
-    with np.load(other) as found:
-        return {name: _typed(found[name]) if said else own[name] for name, said in elsewhere["arrays"].items()}
+    theirs = _read(other, other.stat().st_mtime_ns)
+    return {name: theirs[name] if said else own[name] for name, said in elsewhere["arrays"].items()}
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _changed: int) -> Mapping[str, np.ndarray]:
+    """A file that others refer to: the shapes of a model, one after another."""
+    return MappingProxyType(_arrays_of(path))
+
+
+def _arrays_of(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as found:
+        return {name: _typed(found[name]) for name in found.files if name != _ELSEWHERE}
 
 
 def values(path: Path) -> Sequence[np.ndarray]:

@@ -1,5 +1,6 @@
 """Whole compiled models in a worker process: loaded, fed, run and timed the way a user would."""
 
+import json
 import math
 import statistics
 import time
@@ -22,6 +23,7 @@ class Libraries:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._loaded: dict[str, relax.VirtualMachine] = {}
+        self._shared: tuple[Path, Mapped] | None = None
 
     def pack(self, request: PackWeights) -> Done:
         """See `PackWeights`."""
@@ -39,10 +41,20 @@ class Libraries:
         return Done()
 
     def _weights(self, path: Path) -> list[tvm.runtime.Tensor]:
-        """Packed ones are mapped, as they are where the library is deployed."""
+        """Packed ones are mapped, as they are where the library is deployed; see `sharing.list_weights`."""
         if path.suffix == ".npz":
             return [self._device.tensor(array) for array in arrays.values(path)]
+        if path.suffix == ".json":
+            listing = json.loads(path.read_text())
+            shared = self._mapped(path.parent / listing["file"])
+            return [self._device.placed(shared.view(name, shape)) for name, shape in listing["weights"]]
         return [self._device.placed(tensor) for tensor in Mapped(path).tensors]
+
+    def _mapped(self, path: Path) -> Mapped:
+        """A file of weights that several libraries share; mapped again only when it is another one."""
+        if self._shared is None or self._shared[0] != path:
+            self._shared = path, Mapped(path)
+        return self._shared[1]
 
     def infer(self, request: Infer) -> Inferred:
         """See `Infer`."""

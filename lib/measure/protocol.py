@@ -234,11 +234,11 @@ class PackWeights(Request[Done]):
 
 @dataclass(frozen=True, slots=True)
 class OpenLibrary(Request[Done]):
-    """Load a library under a name, with its parameters and the inputs it will be run on (both .npz)."""
+    """Load a library under a name, with its parameters and the inputs it will be run on (.npz)."""
 
     name: str
     library: Path
-    params: Path
+    params: Path  # .npz, as they were packed (.safetensors), or which of a file with those of several it takes (.json)
     inputs: Path
 
 

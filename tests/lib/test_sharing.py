@@ -1,7 +1,14 @@
-import numpy as np
+from dataclasses import replace
 
-from lib import sharing
+import numpy as np
+from tvm import relax
+
+from lib import deploy, sharing
 from lib.contracts import weights
+from lib.graph import fusion
+from lib.measure.device_source import LocalDevice
+from lib.measure.libraries import Libraries
+from lib.measure.protocol import Infer, OpenLibrary
 from lib.runtime.family_tuner_runtime.weights import Mapped
 
 
@@ -36,3 +43,35 @@ def test_the_beginning_of_a_longer_weight_is_part_of_it_if_all_bytes_are_the_sam
             np.testing.assert_array_equal(np.from_dlpack(mapped.view(name, shape)), array)
     kept = [longest, other, longest[8:16], longest[:8]]  # the last has another type
     assert found.n_bytes == sum(array.nbytes for array in kept)
+    assert found.without([0]) == replace(found, of_each=found.of_each[1:])
+    assert found.without([1]) is None  # nobody else takes the other one
+
+
+def test_libraries_are_run_with_what_they_take_of_a_shared_file(cpu, tmp_path):
+    table = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    packed = [weights.write(tmp_path / f"{n}", weights.numbered([table[:rows]])) for n, rows in enumerate((16, 8))]
+    together = sharing.write(tmp_path / "all", packed)
+    libraries = Libraries(LocalDevice("llvm"))
+
+    for n, rows in enumerate((16, 8)):
+        files = [tmp_path / f"{n}.{kind}" for kind in ("so", "json", "in.npz", "out.npz")]
+        sharing.list_weights(files[1], tmp_path / "all", together.of_each[n])
+        given = np.full((rows, 4), n + 1, np.float32)
+        np.savez(files[2], given)
+        deploy.build(fusion.fuse(product(rows), cpu.tvm()), {}, cpu.tvm(), files[0], pack=False)
+        libraries.open(OpenLibrary("tuned", *files[:3]))
+        libraries.infer(Infer("tuned", files[3]))
+
+        [found] = np.load(files[3]).values()
+        np.testing.assert_allclose(found, given * table[:rows], rtol=1e-6)
+
+
+def product(rows):
+    """Of an input and a weight."""
+    builder = relax.BlockBuilder()
+    given, weight = (relax.Var(name, relax.TensorType((rows, 4), "float32")) for name in ("given", "weight"))
+    with builder.function("main", [given, weight]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.multiply(given, weight))
+        builder.emit_func_output(out)
+    return builder.get()
