@@ -8,7 +8,8 @@ element-wise, and a function of several blocks for opaque. It leaves an `op_patt
 import tvm
 from tvm import tirx
 
-ELEMENTWISE, OUT_ELEMENTWISE, OPAQUE = 0, 4, 8  # relax.OpPatternKind: what an epilogue is; what takes one; neither
+# relax.OpPatternKind: what an epilogue is; what is joined with its like; what takes an epilogue; none of these.
+ELEMENTWISE, INJECTIVE, OUT_ELEMENTWISE, OPAQUE = 0, 2, 4, 8
 _MARK = "fusion_pattern"
 
 

@@ -1,11 +1,16 @@
 """Images that are made larger or smaller, and then joined, as the heads of segmentation models have it."""
 
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, rule
+from lib.graph.rewrite import Rewriter, Rule, constant, rule
 
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
+_LARGER, _MORE = 2, 2  # times the pixels that a resize makes; times the channels that it then has at most
 _IN_PLACE = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")  # where equal sizes change nothing
 
 
@@ -73,4 +78,67 @@ def _order(call: relax.Call) -> list[int] | None:
     return None if call.attrs.axes is None else [int(axis) for axis in call.attrs.axes]
 
 
-RULES: list[Rule] = [same_size, channels_stay_last, joined_channels_last]
+@rule("relax.nn.conv2d")
+def products_before_resizes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A 1x1 convolution of images that were enlarged, and maybe joined with others, as a sum of enlarged products: each
+    pixel that a resize makes is a sum of others with the same weights for all channels, so the order does not matter,
+    and there are fewer pixels before. Nor is the joined image written, which has the most channels of all.
+    """
+    weight, parts = _pointwise(rewriter, call), _joined(rewriter, call.args[0])
+    if weight is None or not parts or not rewriter.read_once(call.args[0]):
+        return None
+    resizes = [_enlarging(rewriter, part, weight.shape[-1]) for part in parts]
+    if all(resize is None for resize in resizes):
+        return None
+    ends = np.cumsum([(rewriter.shape(part) or (0,))[-1] for part in parts])
+    weights = np.split(weight, ends[:-1], axis=2)
+
+    def product(image: relax.Expr, factors: Sequence[np.ndarray]) -> relax.Expr:
+        kernel = constant(np.concatenate(factors, axis=2))
+        return rewriter.emit(relax.Call(call.op, [image, kernel], call.attrs, call.ty_args))
+
+    terms, others = [], []
+    for part, resize, own in zip(parts, resizes, weights, strict=True):
+        if resize is None:
+            others.append((part, own))
+        else:
+            args = [product(resize.args[0], [own]), resize.args[1]]
+            terms.append(rewriter.emit(relax.Call(resize.op, args, resize.attrs, resize.ty_args)))
+    if others:
+        images, kept = zip(*others, strict=True)
+        terms.append(product(rewriter.emit(op.concat(list(images), 3)) if len(images) > 1 else images[0], kept))
+    return reduce(lambda total, term: op.add(rewriter.emit(total), term), terms)
+
+
+def _joined(rewriter: Rewriter, image: relax.Expr) -> list[relax.Expr]:
+    """The images whose channels one in NHWC has; empty if they were joined otherwise."""
+    call = rewriter.calls(image, "relax.concat")
+    if call is None:
+        return [image]
+    along_channels = call.attrs.axis is not None and int(call.attrs.axis) in (3, -1)
+    return list(rewriter.fields(call.args[0]) or []) if along_channels else []
+
+
+def _pointwise(rewriter: Rewriter, call: relax.Call) -> np.ndarray | None:
+    """The weights (1, 1, I, O) of a convolution that takes each pixel by itself, in NHWC."""
+    attrs, weight = call.attrs, rewriter.value(call.args[1])
+    if weight is None or (str(attrs.data_layout), str(attrs.kernel_layout)) != ("NHWC", "HWIO"):
+        return None
+    is_plain = all(int(n) == 1 for n in (*attrs.strides, attrs.groups)) and not any(int(n) for n in attrs.padding)
+    return weight if is_plain and weight.shape[:2] == (1, 1) else None
+
+
+def _enlarging(rewriter: Rewriter, image: relax.Expr, channels: int) -> relax.Call | None:
+    """The resize that made an image, if it may as well come after a product with so many channels."""
+    resize = rewriter.calls(image, "relax.image.resize2d")
+    if resize is None or not rewriter.read_once(image) or str(resize.attrs.layout) != "NHWC":
+        return None
+    before, after = rewriter.shape(resize.args[0]), rewriter.shape(image)
+    if not before or not after or resize.ty.dtype != resize.args[0].ty.dtype:
+        return None
+    if str(resize.attrs.coordinate_transformation_mode) not in _IN_PLACE or channels > _MORE * after[-1]:
+        return None
+    return resize if after[1] * after[2] >= _LARGER * before[1] * before[2] else None
+
+
+RULES: list[Rule] = [same_size, channels_stay_last, joined_channels_last, products_before_resizes]

@@ -4,7 +4,7 @@ import pytest
 from tvm.relax import op
 
 from lib.graph.rules import movement, resizing
-from tests.lib.graph.rules.helpers import becomes, stays
+from tests.lib.graph.rules.helpers import becomes, const, random, stays
 
 RULES = [*resizing.RULES, movement.one_movement, movement.transpose_later]
 
@@ -71,3 +71,62 @@ def test_others_stay(build, shape):
 
 def test_what_is_joined_otherwise_stays():
     assert stays(RULES, lambda x, y: op.concat([op.permute_dims(x, [0, 3, 1, 2]), y], 1), (2, 4, 5, 6), (2, 3, 4, 5))
+
+
+def pointwise(image, weight, **attrs):
+    return op.nn.conv2d(image, const(weight), data_layout="NHWC", kernel_layout="HWIO", **attrs)
+
+
+def larger(image, size=(8, 10), **attrs):
+    return op.image.resize2d(image, size, layout="NHWC", **attrs)
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {},
+        {"method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"},
+        {"method": "cubic", "coordinate_transformation_mode": "align_corners", "cubic_alpha": -0.5},
+    ],
+    ids=["linear", "nearest", "cubic"],
+)
+def test_products_of_joined_images_come_before_these_are_enlarged(attrs):
+    def build(x, y, z):
+        parts = [larger(x, **attrs), y, larger(z, **attrs)]
+        return op.nn.relu(pointwise(op.concat(parts, 3), random((1, 1, 17, 9), 3)))
+
+    after = becomes(RULES, build, (2, 4, 5, 6), (2, 8, 10, 4), (2, 2, 5, 7))[1]
+
+    assert sorted(after) == sorted(["nn.conv2d"] * 3 + ["image.resize2d"] * 2 + ["add"] * 2 + ["nn.relu"])
+    assert after.index("nn.conv2d") < after.index("image.resize2d")
+
+
+def test_what_is_not_enlarged_stays_joined():
+    def build(x, y, z):
+        return pointwise(op.concat([x, larger(y), z], -1), random((1, 1, 15, 8), 3))
+
+    after = becomes(RULES, build, (2, 8, 10, 6), (2, 4, 5, 4), (2, 8, 10, 5))[1]
+
+    assert (after.count("concat"), after.count("nn.conv2d"), after.count("add")) == (1, 2, 1)
+
+
+def test_a_product_comes_before_the_one_image_that_it_takes_is_enlarged():
+    after = becomes(RULES, lambda x: pointwise(larger(x), random((1, 1, 6, 3))), (2, 4, 5, 6))[1]
+
+    assert after == ["nn.conv2d", "image.resize2d"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: pointwise(larger(x, (2, 3)), random((1, 1, 6, 3))),  # made smaller
+        lambda x: pointwise(larger(x), random((1, 1, 6, 13))),  # many more channels would be enlarged
+        lambda x: pointwise(larger(x), random((3, 3, 6, 3))),
+        lambda x: pointwise(larger(x), random((1, 1, 6, 3)), strides=[2, 2]),
+        lambda x: pointwise(larger(x), random((1, 1, 6, 3)), padding=[1, 1]),
+        lambda x: pointwise(larger(x), random((1, 1, 3, 6)), groups=2),
+        lambda x: [y := larger(x), pointwise(y, random((1, 1, 6, 3)))],
+    ],
+)
+def test_other_products_come_after_a_resize(build):
+    assert stays(RULES, build, (2, 4, 5, 6))
