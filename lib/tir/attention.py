@@ -78,11 +78,7 @@ def attention(
 
     inner = te.compute(scores.shape, logit, name=LOGITS)
     largest = _over_columns(inner, shape.lanes, te.max, tirx.Max, (LANE_MAXIMA, MAXIMA))
-    weights = te.compute(
-        scores.shape,
-        lambda *at: _weight(inner(*at), largest(*at[:-1]), dot),
-        name=WEIGHTS,
-    )
+    weights = te.compute(scores.shape, lambda *at: _exp(inner(*at) - largest(*at[:-1]), dot), name=WEIGHTS)
     total = _over_columns(weights, shape.lanes, te.sum, tirx.Add, (LANE_SUMS, SUMS))
     over = te.reduce_axis((0, values.shape[2] * (dot.depth if dot else 1)), "j")
 
@@ -135,15 +131,11 @@ def _over_columns(
     return te.compute(outer, together, name=names[1])
 
 
-def _weight(logit: tirx.Expr, largest: tirx.Expr, dot: Dot | None) -> tirx.Expr:
-    """e to a logit less the largest one of its row, as the product with the values takes it: 2 to a whole number, which
-    are the bits of an exponent, times 2 to what is left; zero below 1e-38.
-
-    The error is that of the powers, and 6e-8 times the exponent. Both logits are brought to powers of two: a row's
-    largest one once, and what it is rounded by is the same for all weights of the row.
-    """
-    scale = _float(math.log2(math.e))
-    power = tirx.Max(logit * scale - largest * scale, _float(_SMALLEST))
+def _exp(x: tirx.Expr, dot: Dot | None) -> tirx.Expr:
+    """e to x <= 0, as the product with the values takes it: 2 to a whole number, which are the bits of an exponent,
+    times 2 to what is left; zero below 1e-38. The error is that of the powers, and 6e-8 times |x| more: that of `x` in
+    powers of two."""
+    power = tirx.Max(x * _float(math.log2(math.e)), _float(_SMALLEST))
     shifted = tirx.reinterpret("int32", power + _float(_WHOLE))  # as bits: TVM would take the sum apart again
     rest = power - (tirx.reinterpret("float32", shifted) - _float(_WHOLE))
     first, *others = _FEWER_POWERS if dot else _POWERS

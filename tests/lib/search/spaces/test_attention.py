@@ -22,7 +22,11 @@ from tests.lib.tir.test_dot import needs_it
 SCALE = 0.25
 
 
-def workload(lanes, rows=24, columns=40, heads=3, size=32, dot=None, by_rows=True):
+def scaled(score, _at, _masks):
+    return score * tirx.const(SCALE, "float32")
+
+
+def workload(lanes, rows=24, columns=40, heads=3, size=32, dot=None, by_rows=True, logits=scaled):
     """Attention with a scale; keys and values have what `columns` leave of whole vectors."""
     wide, deep = columns + -columns % lanes, columns + -columns % 4
     kind, shape = dot.data if dot else "float32", attention.Shape(columns, size, lanes, dot, by_rows)
@@ -33,9 +37,7 @@ def workload(lanes, rows=24, columns=40, heads=3, size=32, dot=None, by_rows=Tru
             (1, heads, each[2] // dot.depth, each[3], dot.depth) for each in (keys, values)
         )  # fmt: skip
     others = [te.placeholder(each, kind, name=name) for name, each in (("keys", keys), ("values", values))]
-    out = attention.attention(
-        shape, lambda score, at, masks: score * tirx.const(SCALE, "float32"), query, *others
-    )  # fmt: skip
+    out = attention.attention(shape, logits, query, *others)
     return as_workload(te.create_prim_func([query, *others, out]))
 
 
@@ -104,6 +106,19 @@ def test_every_program_in_bf16_multiplies_by_its_instruction(cpu, columns):
         for schedule in schedules
     )
     check(schedules, cpu, given, read, tolerance=2**-7)
+
+
+@pytest.mark.parametrize("hidden", [np.finfo(np.float32).min, -1e9])
+def test_where_a_mask_hides_all_columns_they_count_alike(cpu, hidden):
+    """As PyTorch has it: the smallest float is added to scores."""
+    lanes = registers(cpu.tvm()).lanes
+    _, read = tensors(lanes)
+    found = workload(lanes, logits=lambda score, at, masks: score * 0.0 + tirx.const(float(hidden), "float32"))
+
+    for schedule in sampled(found, cpu, 4):
+        context = run_on(schedule.mod, cpu.tvm(), list(read), np.zeros((1, 24, 3, 32), np.float32))
+        wanted = read[2][:, :, :40].mean(axis=2)[:, None]
+        np.testing.assert_allclose(context, np.broadcast_to(wanted, context.shape), rtol=1e-5, atol=1e-5)
 
 
 def test_some_programs_have_all_blocks_in_one_loop_over_tasks_and_others_none(cpu):
