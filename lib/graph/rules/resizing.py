@@ -120,12 +120,13 @@ def _joined(rewriter: Rewriter, image: relax.Expr) -> list[relax.Expr]:
 
 
 def _pointwise(rewriter: Rewriter, call: relax.Call) -> np.ndarray | None:
-    """The weights (1, 1, I, O) of a convolution that takes each pixel by itself, in NHWC."""
+    """The weights (1, 1, I, O) of a convolution of floats that takes each pixel by itself, in NHWC."""
     attrs, weight = call.attrs, rewriter.value(call.args[1])
     if weight is None or (str(attrs.data_layout), str(attrs.kernel_layout)) != ("NHWC", "HWIO"):
         return None
     is_plain = all(int(n) == 1 for n in (*attrs.strides, attrs.groups)) and not any(int(n) for n in attrs.padding)
-    return weight if is_plain and weight.shape[:2] == (1, 1) else None
+    is_float = weight.dtype == np.float32  # integers are rounded where they are resized
+    return weight if is_plain and is_float and weight.shape[:2] == (1, 1) else None
 
 
 def _enlarging(rewriter: Rewriter, image: relax.Expr, channels: int) -> relax.Call | None:

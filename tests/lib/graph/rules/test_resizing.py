@@ -1,5 +1,6 @@
 """Resizes in NHWC: which, and that they compute what TVM's in NCHW do."""
 
+import numpy as np
 import pytest
 from tvm.relax import op
 
@@ -126,6 +127,9 @@ def test_a_product_comes_before_the_one_image_that_it_takes_is_enlarged():
         lambda x: pointwise(larger(x), random((1, 1, 6, 3)), padding=[1, 1]),
         lambda x: pointwise(larger(x), random((1, 1, 3, 6)), groups=2),
         lambda x: [y := larger(x), pointwise(y, random((1, 1, 6, 3)))],
+        lambda x: pointwise(
+            larger(op.astype(x, "int8")), np.ones((1, 1, 6, 3), np.int8), out_dtype="int32"
+        ),  # of integers, which a resize rounds
     ],
 )
 def test_other_products_come_after_a_resize(build):
