@@ -11,7 +11,7 @@ from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from lib.graph.subgraphs import Subgraph
 from lib.machine.targets import CpuTarget
 from lib.models.source import Source
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from stages import extract
 
 
@@ -30,7 +30,7 @@ def compare(
     options = parser.parse_args()
     model = choose_algorithms(extract.load(Source(options.model)), target, AlgorithmConfig())
     _, subgraphs = extract.partition(model, target)
-    fitting = [s for s in subgraphs if s.tunable and fits(load_workload(s.workload))]
+    fitting = [s for s in subgraphs if s.tunable and fits(load_module(s.workload))]
     table = pd.concat([programs(subgraph, options.programs) for subgraph in fitting], ignore_index=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(options.out)

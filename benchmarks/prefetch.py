@@ -16,7 +16,7 @@ from lib.measure.worker import Kernels
 from lib.search import evolution
 from lib.search.spaces.table import fitting
 from lib.tir.lowering import Lowering, standard
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
@@ -39,7 +39,7 @@ def programs(subgraph: Subgraph, number: int) -> pd.DataFrame:
     for each in kernels.values():
         each.define(Define(subgraph.workload))
     rows = []
-    found = evolution.sample(load_workload(subgraph.workload), TARGET.tvm(), number, known=set(), seed=0)
+    found = evolution.sample(load_module(subgraph.workload), TARGET.tvm(), number, known=set(), seed=0)
     for program, proposal in enumerate(found):
         for way in _WAYS:
             kernels[way].build(Build(way, proposal.trace))

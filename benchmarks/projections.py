@@ -24,7 +24,7 @@ from lib.machine import targets
 from lib.measure.local_pool import LocalPool
 from lib.measure.runner import MeasureConfig
 from lib.search import evolution
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 
 CPU = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(CPU.threads)
@@ -87,7 +87,7 @@ def compiled(module: tvm.IRModule, pool: LocalPool, candidates: int, out: Path) 
     traces: dict[str, str] = {}
     times = []
     for subgraph in extract_subgraphs(module):
-        workload = load_workload(subgraph.workload)
+        workload = load_module(subgraph.workload)
         programs = evolution.sample(workload, CPU.tvm(), candidates, known=set(), seed=0)
         latencies, _ = pool.compare(subgraph.workload, [p.trace for p in programs], 3, baseline=programs[0].trace)
         best, trace = min((median(of), p.trace) for of, p in zip(latencies, programs, strict=True) if of)

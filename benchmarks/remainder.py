@@ -15,7 +15,7 @@ from lib.measure.protocol import Build, Define, Time
 from lib.measure.worker import Kernels
 from lib.search import evolution
 from lib.search.spaces import contraction
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
@@ -42,7 +42,7 @@ def programs(subgraph: Subgraph, number: int) -> pd.DataFrame:
     """A row for each program and turn: its latency in microseconds."""
     kernels, rows = Kernels(TARGET.tvm()), []
     kernels.define(Define(subgraph.workload))
-    found = sampled(load_workload(subgraph.workload), number)
+    found = sampled(load_module(subgraph.workload), number)
     names = [(way, n) for way, traces in found.items() for n in range(len(traces))]
     for way, n in names:
         kernels.build(Build(f"{way} {n}", found[way][n]))

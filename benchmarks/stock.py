@@ -31,7 +31,7 @@ from lib.measure.device_source import LocalDevice
 from lib.measure.libraries import Libraries
 from lib.measure.protocol import PackWeights
 from lib.models.source import Source
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from lib.tuning import history
 
 TARGET = targets.cpu_target()
@@ -103,7 +103,7 @@ def tune(
     intrinsics.load(target.tvm())
     tasks = [
         ms.TuneContext(
-            mod=load_workload(subgraph.workload), target=target.tvm(), space_generator="post-order-apply",
+            mod=load_module(subgraph.workload), target=target.tvm(), space_generator="post-order-apply",
             search_strategy=ms.search_strategy.EvolutionarySearch(population_size=population), task_name=f"{n}",
             rand_state=seed * 1000 + n + 1, num_threads="physical",
         )

@@ -22,7 +22,7 @@ from lib.graph.subgraphs import Subgraph, extract_subgraphs
 from lib.machine import host, targets
 from lib.measure.runner import MeasureConfig
 from lib.models.zoo import catalogue
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from lib.tuning import history
 from lib.tuning.planning import PlanConfig
 
@@ -46,7 +46,7 @@ def subgraphs() -> list[tuple[str, Subgraph]]:
 
 def stock(subgraph: Subgraph, trials: int, folder: Path) -> tuple[int, float]:
     """Trials done and best latency in seconds."""
-    module = load_workload(subgraph.workload)
+    module = load_module(subgraph.workload)
     task = ms.TuneContext(
         mod=module,
         target=TARGET.tvm(),

@@ -6,7 +6,6 @@ all the same: `verification.verify` tells.
 """
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
@@ -35,47 +34,28 @@ def check_all(
         target: This machine.
     """
 
-    started: list[Worker] = []
-    checker = _Checker(target, config, started)
-
     def check(one: Built, peer: Peer) -> dict[str, Any] | None:
-        return checker.check(one, peer) if one.tuned.exists() and peer.by else None
+        return _checked(one, peer, target, config) if one.tuned.exists() and peer.by else None
 
+    with ThreadPoolExecutor(min(len(built), host.physical_cores())) as executor:
+        return list(executor.map(check, built, peers))
+
+
+def _checked(built: Built, peer: Peer, target: AnyTarget, config: CompileConfig) -> dict[str, Any] | None:
+    worker, out = Worker(target), built.folder / "outputs-tuned.npz"
+    session = WorkerSession(worker, config.timeout_s)
     try:
-        with ThreadPoolExecutor(min(len(built), host.physical_cores())) as executor:
-            return list(executor.map(check, built, peers))
+        worker.wait_until_ready()
+        session.pack_weights(built.packing, built.weights, out=built.packed)
+        session.open_library("tuned", *built.library("tuned"), built.inputs)
+        session.infer("tuned", out)
+    except (ModelFailed, WorkerGone):
+        return None
     finally:
-        for worker in started:
-            worker.kill()
-
-
-class _Checker(threading.local):
-    """Of each thread, with a process of its own for one after another: a new one after whatever went wrong."""
-
-    def __init__(self, target: AnyTarget, config: CompileConfig, started: list[Worker]) -> None:
-        self._target, self._config, self._started = target, config, started
-        self._worker: Worker | None = None
-
-    def check(self, built: Built, peer: Peer) -> dict[str, Any] | None:
-        out = built.folder / "outputs-tuned.npz"
-        try:
-            session = WorkerSession(self._running(), self._config.timeout_s)
-            session.pack_weights(built.packing, built.weights, out=built.packed)
-            session.open_library("tuned", *built.library("tuned"), built.inputs)
-            session.infer("tuned", out)
-        except (ModelFailed, WorkerGone):
-            self._worker = None
-            return None
-        error = peer.error(arrays.values(out))
-        tolerance = built.tolerance(self._config)
-        return {"compared_with": peer.by, "max_error": error, "tolerance": tolerance} if error <= tolerance else None
-
-    def _running(self) -> Worker:
-        if self._worker is None:
-            self._worker = Worker(self._target)
-            self._started.append(self._worker)
-            self._worker.wait_until_ready()
-        return self._worker
+        worker.kill()
+    error = peer.error(arrays.values(out))
+    tolerance = built.tolerance(config)
+    return {"compared_with": peer.by, "max_error": error, "tolerance": tolerance} if error <= tolerance else None
 
 
 def latencies(
@@ -97,7 +77,7 @@ def _timed(built: Built, peer: Peer | None, session: ModelSession) -> dict[str, 
     found: dict[str, list[float]] = {"tuned": []}
     _open(session, "tuned", built)
     if peer:
-        peer.infer(built.inputs, built.folder / "outputs-onnx.npz")  # of these inputs again
+        peer.infer(built.inputs, built.peer_outputs)  # of these inputs again
     for _ in range(_TURNS if peer else 1):
         found["tuned"].append(session.time("tuned", _TURN_S if peer else _GLANCE_S))
         if peer and (latency_s := peer.time(_TURN_S)) is not None:

@@ -22,7 +22,7 @@ from lib.search.evolution import DesignSpace, Measured, Proposal, SearchConfig
 from lib.search.recorded import Recorded
 from lib.search.transfer import Donor
 from lib.tir.traces import EMPTY_TRACE
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from lib.tuning import history
 from lib.tuning.base import BaseModels
 from lib.tuning.cost_model import FamilyModel, looks
@@ -246,7 +246,7 @@ class Searcher:
         )  # fmt: skip
 
     def _space(self, row: PlanRow) -> DesignSpace:
-        workload = load_workload(self._subgraphs[row.subgraph_id].workload)
+        workload = load_module(self._subgraphs[row.subgraph_id].workload)
         return DesignSpace(workload, self._target, self._config.offered, self._seed_of(row))
 
     def _seed_of(self, row: PlanRow, *what: str) -> int:

@@ -126,7 +126,7 @@ class Righted:
             if not library.exists():
                 self._build(self._built.in_plain_loops(library))
 
-        peer.infer(self._built.inputs, self._built.folder / "outputs-onnx.npz")
+        peer.infer(self._built.inputs, self._built.peer_outputs)
         try:
             return verify(self._built, _UNKNOWN, self._config, self._pool, peer, None, check)
         except VerificationError as error:

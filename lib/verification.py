@@ -114,6 +114,7 @@ class Built:
         self.rounded = folder / "rounded.so"  # a narrow model in plain loops
         self.packed = folder / "packed.safetensors"
         self.shared = folder / "shared.json"  # once it takes them of a file that several share
+        self.peer_outputs = folder / "outputs-onnx.npz"
         self.agreed = folder / "agreed.npz"  # what the library that is shipped agrees with, by `verify`
         # Of the tuned model: what is shipped, and what packs its weights here. Others, where the target is of another
         # architecture: there `tuned` is what runs, on a device that has it, or compiled for this machine.

@@ -272,7 +272,7 @@ def _build(
     if runs_untuned:  # an untuned ViT takes minutes
         orders.append(BuildModel(built.reference, built.untuned))
     with ThreadPoolExecutor(1) as beside:
-        inferred = beside.submit(peer.infer, built.inputs, built.folder / "outputs-onnx.npz") if peer else None
+        inferred = beside.submit(peer.infer, built.inputs, built.peer_outputs) if peer else None
         _build_all(orders, pool.runs, config)
         if isinstance(target, targets.CpuTarget) and not target.runs_here:
             is_absent = pool.runs != target

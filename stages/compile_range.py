@@ -164,7 +164,7 @@ def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
 def _peer(built: Built, onnx: OnnxFile, session: OnnxPeer) -> Peer:
     """The file, run on a shape's inputs, which its process keeps until it is run on others."""
     peer = Peer(onnx, session)
-    peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
+    peer.infer(built.inputs, built.peer_outputs)
     return peer
 
 

@@ -19,7 +19,7 @@ from lib.measure.runner import Job, Measurement, Runner
 from lib.search import candidates, interchange
 from lib.search.evolution import Proposal
 from lib.search.interchange import Record
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from lib.tuning import memory as remembered
 from lib.tuning.memory import Memory
 
@@ -86,7 +86,7 @@ def of_subgraphs(records: Sequence[Record], rows: Mapping[str, Mapping[str, Any]
     Workloads are equal if their structure is, whatever their buffers and blocks are called; traces refer to blocks by
     name, so some of them will not fit.
     """
-    by_hash = {tvm_ffi.structural_hash(load_workload(row["workload"])["main"].without_attr("global_symbol")): key
+    by_hash = {tvm_ffi.structural_hash(load_module(row["workload"])["main"].without_attr("global_symbol")): key
                for key, row in rows.items()}  # fmt: skip
     found: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.seconds):
@@ -127,7 +127,7 @@ def _fresh(
     row: Mapping[str, Any], records: Sequence[Record], known: set[str], target: AnyTarget, told: Imported
 ) -> list[Proposal]:
     """Programs that are not known yet, each once."""
-    workload, found = load_workload(row["workload"]), {}
+    workload, found = load_module(row["workload"]), {}
     for record in records:
         try:
             proposal = interchange.proposal(workload, record.trace, target.tvm())

@@ -21,7 +21,7 @@ from lib.machine.targets import CpuTarget
 from lib.measure.runner import Job
 from lib.tir import lowering, traces
 from lib.tir.traces import EMPTY_TRACE
-from lib.tir.workload import as_workload, load_workload, workload_id
+from lib.tir.workload import as_workload, load_module, workload_id
 
 ROOT = Path(__file__).parent.parent
 SMALL = ROOT / "tests" / "data" / "small.onnx"
@@ -79,7 +79,7 @@ def subgraph(cpu: CpuTarget, make: Callable[..., relax.Expr], *shapes: tuple[int
             out = builder.emit_output(make(builder, *inputs))
         builder.emit_func_output(out)
     [found] = extract_subgraphs(fusion.fuse(builder.get(), cpu.tvm()))
-    return load_workload(found.workload)
+    return load_module(found.workload)
 
 
 def gather(rows: int = 50, width: int = 8, n: int = 6) -> tvm.IRModule:

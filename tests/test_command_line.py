@@ -13,7 +13,7 @@ from lib.contracts import tables
 from lib.contracts.errors import TunerError
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import SUBGRAPHS
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from tests import range_files
 from tests.helpers import ROOT, environment, luigi, luigi_command
 
@@ -110,7 +110,7 @@ def test_a_batch_that_was_typed_is_what_is_imported(tmp_path):
 
     [folder] = (tmp_path / "artifacts").glob("*/tiny_cnn-batch3")
     workloads = tables.read(ModelFiles(folder).subgraphs, SUBGRAPHS)["workload"].to_pylist()
-    functions = [load_workload(text)["main"] for text in workloads]
+    functions = [load_module(text)["main"] for text in workloads]
     assert done.returncode == 0, done.stderr
     assert functions
     assert {int(function.params[0].ty.shape[0]) for function in functions} == {3}

@@ -47,7 +47,7 @@ from lib.search import candidates as proposed
 from lib.search import evolution
 from lib.search.evolution import DesignSpace, Measured, Proposal, SearchConfig
 from lib.search.features import padded
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from lib.tuning.cost_model import FamilyModel, Samples, TrainConfig, train
 from lib.tuning.families import cluster
 from lib.tuning.history import latencies_s
@@ -79,7 +79,7 @@ def propose(search: Search) -> list[Proposal]:
     """New candidates; fewer where the space has no more, none where TVM cannot search it."""
     target, config = targets.cpu_target(search.target).tvm(), SearchConfig(spaces=search.spaces)
     try:
-        workload = load_workload(search.workload)
+        workload = load_module(search.workload)
         space = DesignSpace(workload, target, config.offered, search.seed)
         if not search.models:
             return evolution.sampled(space, search.n, known=search.known, seed=search.seed)

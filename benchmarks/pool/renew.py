@@ -18,7 +18,7 @@ from lib.contracts.schemas import CANDIDATES, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.search import nest
 from lib.search.features import N_LOWERED
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 
 
 def renew(folder: Path) -> pa.Table:
@@ -32,7 +32,7 @@ def renew(folder: Path) -> pa.Table:
     for row in candidates.select(["subgraph_id", "trace", "features"]).to_pylist():
         subgraph_id, before = row["subgraph_id"], np.asarray(row["features"], np.float32)
         if subgraph_id not in shapes:
-            shapes[subgraph_id] = nest.describe(load_workload(workloads[subgraph_id]), target)
+            shapes[subgraph_id] = nest.describe(load_module(workloads[subgraph_id]), target)
         lowered = before[-N_LOWERED:] if len(before) > N_LOWERED else before[:0]
         features.append(
             np.concatenate([nest.features(shapes[subgraph_id], row["trace"]), lowered]) if len(before) else before

@@ -34,7 +34,7 @@ from lib.machine import targets
 from lib.search import nest
 from lib.search.evolution import METASCHEDULE
 from lib.search.spaces.table import fitting
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from lib.tuning.base import CARD
 from lib.tuning.cost_model import LOOKS, FamilyModel, Samples, TrainConfig, accuracy, regrets, train
 from lib.tuning.history import latencies_s, matrix
@@ -98,7 +98,7 @@ def _of_spaces_of_now(candidates: pa.Table, folder: Path) -> pa.Table:
     ids = set(candidates.filter(is_stock)["subgraph_id"].to_pylist())
     rows = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).select(["subgraph_id", "workload"]).to_pylist()
     moved = [row["subgraph_id"] for row in rows
-             if row["subgraph_id"] in ids and fitting(load_workload(row["workload"]), target)]  # fmt: skip
+             if row["subgraph_id"] in ids and fitting(load_module(row["workload"]), target)]  # fmt: skip
     has_moved = pc.is_in(candidates["subgraph_id"], pa.array(moved, pa.string()))
     return candidates.filter(pc.invert(pc.and_(is_stock, has_moved)))
 

@@ -5,7 +5,7 @@ from tvm import relax
 from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph.rewrite import dtype, is_call
+from lib.graph.rewrite import dtype, is_call, mutated
 
 _NARROW, _WIDE = ("bfloat16", "uint8", "int8"), "float32"
 
@@ -13,11 +13,7 @@ _NARROW, _WIDE = ("bfloat16", "uint8", "int8"), "float32"
 def by_readers(module: tvm.IRModule) -> tvm.IRModule:
     """Each reader of bytes, or of bf16, widens them for itself, which costs it nothing: who does it for others, be it
     the kernel that makes them, would have to write them wide. After the elimination of common expressions."""
-    widener = _Widener(module)
-    for gvar, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            widener.builder_.update_func(gvar, widener.visit_expr(function))
-    return transform.DeadCodeElimination()(widener.builder_.get())
+    return transform.DeadCodeElimination()(mutated(_Widener(module), module))
 
 
 @mutator

@@ -11,18 +11,14 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
 from lib.graph.concatenation import called
-from lib.graph.rewrite import is_call
+from lib.graph.rewrite import is_call, mutated
 
 _FUNCTION = "enlarged_sum"
 
 
 def summed(module: tvm.IRModule) -> tvm.IRModule:
     """Sums of enlarged images as functions that FuseOps joins with what enlarges them; before LegalizeOps."""
-    adder = _Adder(module)
-    for gvar, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            adder.builder_.update_func(gvar, adder.visit_expr(function))
-    return adder.builder_.get()
+    return mutated(_Adder(module), module)
 
 
 @mutator

@@ -14,7 +14,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
 from lib.graph.concatenation import called
-from lib.graph.rewrite import CONTRACTIONS, is_call, static_shape
+from lib.graph.rewrite import CONTRACTIONS, is_call, mutated, static_shape
 
 _FUNCTION = "gate"
 _MUCH_SMALLER = 8  # times: the gate of a few pixels may as well be an epilogue
@@ -22,11 +22,7 @@ _MUCH_SMALLER = 8  # times: the gate of a few pixels may as well be an epilogue
 
 def apart(module: tvm.IRModule) -> tvm.IRModule:
     """Products with a gate as functions that FuseOps gives epilogues, but does not make one; before LegalizeOps."""
-    separator = _Separator(module)
-    for gvar, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            separator.builder_.update_func(gvar, separator.visit_expr(function))
-    return separator.builder_.get()
+    return mutated(_Separator(module), module)
 
 
 @mutator

@@ -17,7 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
 from lib.graph.concatenation import called
-from lib.graph.rewrite import CONTRACTIONS, dtype, is_call
+from lib.graph.rewrite import CONTRACTIONS, dtype, is_call, mutated
 
 _FUNCTION, _MARK = "halt", "is_halt"
 _BYTES = ("uint8", "int8")
@@ -37,11 +37,7 @@ def placed(module: tvm.IRModule) -> tvm.IRModule:
 
 def taken_away(module: tvm.IRModule) -> tvm.IRModule:
     """The module without them; after FuseTIR."""
-    remover = _Remover(module)
-    for gvar, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            remover.builder_.update_func(gvar, remover.visit_expr(function))
-    return transform.DeadCodeElimination()(transform.CanonicalizeBindings()(remover.builder_.get()))
+    return transform.DeadCodeElimination()(transform.CanonicalizeBindings()(mutated(_Remover(module), module)))
 
 
 @mutator

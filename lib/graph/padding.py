@@ -12,7 +12,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
-from lib.graph.rewrite import dtype, is_call, is_channels_last
+from lib.graph.rewrite import dtype, is_call, is_channels_last, mutated
 
 _FUNCTION = "conv2d"
 
@@ -22,11 +22,7 @@ def into_convolutions(module: tvm.IRModule) -> tvm.IRModule:
     functions = dict(module.functions_items())
     if not any(_reads_bytes(function) for function in functions.values()):
         return module
-    padder = _Padder(module)
-    for gvar, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            padder.builder_.update_func(gvar, padder.visit_expr(function))
-    return relax.transform.DeadCodeElimination()(padder.builder_.get())
+    return relax.transform.DeadCodeElimination()(mutated(_Padder(module), module))
 
 
 def _reads_bytes(function: object) -> bool:

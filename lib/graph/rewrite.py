@@ -153,6 +153,14 @@ class Rewriter(PyExprMutator):
         return None
 
 
+def mutated(mutator: PyExprMutator, module: tvm.IRModule) -> tvm.IRModule:
+    """A module whose Relax functions went through a mutator, which was made for it."""
+    for gvar, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            mutator.builder_.update_func(gvar, mutator.visit_expr(function))
+    return mutator.builder_.get()
+
+
 def is_call(expr: relax.Expr | None, *operators: str) -> bool:
     """Whether an expression is a call of one of these Relax operators."""
     return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in operators

@@ -42,7 +42,7 @@ from lib.tir import analysis, lowering, traces
 from lib.tir.lowering import Lowering
 from lib.tir.numerics import largest_error, random_values
 from lib.tir.parameters import value_bounds, weight_positions
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 
 # A kernel needs nothing but what the process that loads it has: linked in 5 ms, not 20.
 _LINK = ["-nostdlib"] if sys.platform == "linux" else []
@@ -139,7 +139,7 @@ class Kernels:
 
     def _loaded(self) -> tvm.IRModule:
         if self._workload is None:
-            self._workload = load_workload(self._text)
+            self._workload = load_module(self._text)
             self._weights = weight_positions(self._workload["main"])
         return self._workload
 

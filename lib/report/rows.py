@@ -26,7 +26,7 @@ from lib.report import accounting
 from lib.report.accounting import Record
 from lib.tir import analysis, traces
 from lib.tir.outline import outline
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from lib.tuning import history
 from lib.tuning.history import FORETOLD, History, SubgraphHistory, TimedCandidate
 from lib.tuning.members import join
@@ -208,7 +208,7 @@ def collect(
     names = {row["subgraph_id"]: row["name"] for row in subgraphs}
     records = clocks([model.subgraphs], families, past, [facts])
     weights = {row["subgraph_id"]: row["weight"] for row in subgraphs if row["tunable"]}
-    workloads = {row["subgraph_id"]: load_workload(row["workload"])["main"] for row in subgraphs}
+    workloads = {row["subgraph_id"]: load_module(row["workload"])["main"] for row in subgraphs}
     return RunRows(
         title=title,
         facts=facts,

@@ -19,7 +19,7 @@ from lib.contracts.tables import written_whole
 from lib.machine import intrinsics
 from lib.search.evolution import Lowered, Proposal
 from lib.tir import traces
-from lib.tir.workload import load_workload, program_hash
+from lib.tir.workload import load_module, program_hash
 
 FILES = ("database_workload.json", "database_tuning_record.json")  # as JSONDatabase calls them
 
@@ -45,7 +45,7 @@ def write(folder: Path, best: Iterable[tuple[str, str, float]], target: Target) 
     with tempfile.TemporaryDirectory() as work:
         database = ms.database.JSONDatabase(work_dir=work)
         for text, trace, seconds in best:
-            workload = load_workload(text)
+            workload = load_module(text)
             arguments = ms.arg_info.ArgInfo.from_prim_func(workload["main"])
             token = database.commit_workload(workload)
             applied = traces.apply(workload, trace).trace

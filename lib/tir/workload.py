@@ -25,13 +25,8 @@ def workload_id(module: tvm.IRModule) -> str:
     return digests.of_text(ast.unparse(tree))
 
 
-def load_workload(workload: str) -> tvm.IRModule:
-    """The IRModule of a SUBGRAPHS row."""
-    return load_module(workload)
-
-
 def load_module(text: str) -> tvm.IRModule:
-    """The IRModule that `tvm.ir.save_json` wrote.
+    """The IRModule that `tvm.ir.save_json` wrote: of a SUBGRAPHS row, or of a whole model.
 
     `tvm.ir.load_json` parses and writes all of it in Python first, to bring up to date what an older TVM wrote: 0.2 s
     for a transformer, of which loading takes 0.01. What this version wrote needs none of that.

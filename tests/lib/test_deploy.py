@@ -13,7 +13,7 @@ from lib.models.zoo import catalogue
 from lib.search import evolution
 from lib.tir import lowering, traces
 from lib.tir.numerics import random_values, relative_error
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 
 
 @pytest.mark.parametrize("name", ["tiny_cnn", "tiny_transformer"])
@@ -23,7 +23,7 @@ def test_a_scheduled_and_packed_library_computes_what_the_untuned_one_does(cpu, 
     traces = {}
     for subgraph in extract_subgraphs(module):
         if subgraph.tunable:
-            found = evolution.sample(load_workload(subgraph.workload), cpu.tvm(), 1, known=set(), seed=3)
+            found = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 1, known=set(), seed=3)
             traces |= {function: found[0].trace for function in subgraph.functions if found}
     assert traces
     deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", pack=True)
@@ -75,7 +75,7 @@ def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
     module = fusion.fuse(builder.get(), cpu.tvm())
     traces = {}
     for subgraph in extract_subgraphs(module):
-        found = evolution.sample(load_workload(subgraph.workload), cpu.tvm(), 4, known=set(), seed=0)
+        found = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 4, known=set(), seed=0)
         packing = [one.trace for one in found if "RewriteLayout" in one.trace or "layout" in one.trace]
         traces |= {name: (packing or [one.trace for one in found])[0] for name in subgraph.functions if found}
     assert len(traces) == 2

@@ -15,7 +15,7 @@ from lib.contracts.schemas import SUBGRAPHS
 from lib.graph import fusion
 from lib.search import evolution, interchange
 from lib.tir.numerics import random_values, relative_error
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from lib.tuning.memory import Memory
 from stages import export_database, import_database, measure
 from tests.helpers import matmul
@@ -87,7 +87,7 @@ def test_what_goes_out_is_the_fastest_of_each_subgraph(started, memory, cpu, tmp
 def stocks(started, cpu, tmp_path):
     """A database as MetaSchedule writes it: schedules of its own space for one subgraph, and for another workload."""
     [row] = [row for row in subgraphs(started) if row["core_operator"] == "matmul"][:1]
-    workload, foreign = load_workload(row["workload"]), matmul()
+    workload, foreign = load_module(row["workload"]), matmul()
     database = ms.database.JSONDatabase(work_dir=str(tmp_path))
     for module in (workload, foreign):
         token = database.commit_workload(module)

@@ -14,7 +14,7 @@ from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
 from lib.machine.registers import registers
 from lib.models.source import Source
-from lib.tir.workload import load_workload, workload_id
+from lib.tir.workload import load_module, workload_id
 from stages import extract
 
 
@@ -27,7 +27,7 @@ def test_module_weights_and_subgraphs_are_written(started):
     shapes = [tuple(int(e) for e in p.ty.shape.values) for p in module["main"].params[n_inputs:]]
     assert [weights[name].shape for name in weights.files] == shapes
     for row in rows:
-        assert workload_id(load_workload(row["workload"])) == row["subgraph_id"]
+        assert workload_id(load_module(row["workload"])) == row["subgraph_id"]
         assert all(name in [str(g.name_hint) for g in module.get_global_vars()] for name in row["functions"])
 
 

@@ -10,7 +10,7 @@ from lib.graph.concatenation import place_parts
 from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution
 from lib.tir.parameters import weight_positions
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from tests.lib.graph.rules.helpers import const, module, operators, random, run
 
 IMAGE = (2, 4, 5, 3)  # N, H, W, C
@@ -137,7 +137,7 @@ def test_weights_of_every_part_are_packed_before_an_inference(cpu, tmp_path):
     made = fusion.fuse(model.module, cpu.tvm())
     found = {}
     for subgraph in extract_subgraphs(made):
-        workload = load_workload(subgraph.workload)
+        workload = load_module(subgraph.workload)
         assert len(weight_positions(workload["main"])) == 1
         [program] = evolution.sample(workload, cpu.tvm(), 1, known=set(), seed=0)
         found |= dict.fromkeys(subgraph.functions, program.trace)

@@ -10,7 +10,7 @@ from lib.models import onnx_import
 from lib.search import evolution
 from lib.tir import traces
 from lib.tir.parameters import weight_positions
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from tests.helpers import run_on
 
 INDICES = np.stack([np.zeros(128, int), np.random.default_rng(0).permutation(128)], -1)
@@ -36,11 +36,11 @@ def subgraph(tmp_path, cpu):
 
 
 def test_indices_are_not_packed(subgraph):
-    assert weight_positions(load_workload(subgraph.workload)["main"]) == []
+    assert weight_positions(load_module(subgraph.workload)["main"]) == []
 
 
 def test_every_program_of_a_gather_with_known_indices_computes_it(subgraph, cpu):
-    workload = load_workload(subgraph.workload)
+    workload = load_module(subgraph.workload)
     x = np.random.default_rng(1).normal(size=(1, 128)).astype(np.float32)
 
     found = evolution.sample(workload, cpu.tvm(), 16, known=set(), seed=0)
@@ -56,4 +56,4 @@ def test_every_program_of_a_gather_with_known_indices_computes_it(subgraph, cpu)
 def test_weights_that_are_multiplied_are_packed(tmp_path, cpu):
     found = only_subgraph("MatMul", np.ones((64, 32), np.float32), [16, 64], tmp_path, cpu.tvm())
 
-    assert weight_positions(load_workload(found.workload)["main"]) == [1]
+    assert weight_positions(load_module(found.workload)["main"]) == [1]

@@ -11,7 +11,7 @@ from lib.graph import fusion, packing, precision
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine.dots import BF16
 from lib.search import evolution
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from tests.lib.graph.test_precision import functions, model, rounded, run
 from tests.lib.tir.test_dot import WITH
 
@@ -127,5 +127,5 @@ def test_what_is_left_of_an_odd_reduction_and_a_rounding_are_one_epilogue(cpu):
     module = fusion.fuse(precision.in_bf16(plain, 16).module, cpu.tvm())
 
     [product] = [s for s in extract_subgraphs(module) if s.core_operator == "batch_matmul_bf16"]
-    found = evolution.sample(load_workload(product.workload), Target(WITH), 4, known=set(), seed=0)
+    found = evolution.sample(load_module(product.workload), Target(WITH), 4, known=set(), seed=0)
     assert {proposal.space for proposal in found} == {"contraction"}

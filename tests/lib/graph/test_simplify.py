@@ -11,7 +11,7 @@ from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution
 from lib.search.spaces import table
 from lib.tir import traces
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from tests.helpers import run_on
 from tests.lib.graph.rules.helpers import const, module, operators, random, run
 
@@ -81,7 +81,7 @@ def test_every_program_of_a_convolution_of_volumes_computes_it(simplified, cpu):
     [subgraph] = [
         found for found in extract_subgraphs(fusion.fuse(lifted, cpu.tvm())) if found.core_operator == "conv3d"
     ]
-    workload = load_workload(subgraph.workload)
+    workload = load_module(subgraph.workload)
     space = table.fitting(workload, cpu.tvm())
     assert space is not None
     assert space.name == "contraction"

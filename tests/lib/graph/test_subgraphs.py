@@ -7,7 +7,7 @@ from tvm.relax.frontend.nn import op
 from lib.graph import fusion
 from lib.graph.subgraphs import _untunable, extract_subgraphs
 from lib.models.zoo import catalogue
-from lib.tir.workload import as_workload, load_workload, workload_id
+from lib.tir.workload import as_workload, load_module, workload_id
 from tests.helpers import matmul
 
 
@@ -30,7 +30,7 @@ def test_the_id_depends_on_shapes(other):
 def test_a_workload_keeps_its_id_through_json():
     module = matmul()
 
-    assert workload_id(load_workload(tvm.ir.save_json(module))) == workload_id(module)
+    assert workload_id(load_module(tvm.ir.save_json(module))) == workload_id(module)
 
 
 def test_resnet50_has_24_subgraphs_with_fused_residuals(cpu):

@@ -9,7 +9,7 @@ from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution
 from lib.search.spaces import contraction
 from lib.tir import traces
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from tests.helpers import run_on
 
 
@@ -64,7 +64,7 @@ def test_a_single_row_of_columns_that_fill_no_vectors_gets_whole_ones(cpu, colum
     [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
 
     assert changed["w"].shape[-1] == wider
-    assert contraction.fits(load_workload(subgraph.workload), cpu.tvm())
+    assert contraction.fits(load_module(subgraph.workload), cpu.tvm())
     np.testing.assert_allclose(
         in_tvm(cpu, module, x, changed["w"]), np.maximum(x @ made[1]["w"], 0), rtol=1e-5, atol=1e-5
     )
@@ -89,7 +89,7 @@ def test_each_group_gets_channels_of_its_own(cpu):
 def test_groups_are_cut_in_a_pass_of_its_own_after_tiles_of_whole_vectors(cpu):
     made, changed = widened(convolution(40, groups=2))
     [subgraph] = extract_subgraphs(fusion.fuse(made, cpu.tvm()))
-    workload = load_workload(subgraph.workload)
+    workload = load_module(subgraph.workload)
     x = np.random.default_rng(1).normal(size=(1, 8, 8, 16)).astype(np.float32)
     expected = in_tvm(cpu, made, x, changed["w"])
 
@@ -105,7 +105,7 @@ def test_groups_are_cut_in_a_pass_of_its_own_after_tiles_of_whole_vectors(cpu):
 
 def test_the_cut_is_fused_and_the_rest_is_tiled_in_whole_vectors(cpu):
     [subgraph] = extract_subgraphs(fusion.fuse(widened(convolution(24))[0], cpu.tvm()))
-    workload = load_workload(subgraph.workload)
+    workload = load_module(subgraph.workload)
 
     found = evolution.sample(workload, cpu.tvm(), 4, known=set(), seed=0)
 

@@ -10,7 +10,7 @@ from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution
 from lib.tir import traces
 from lib.tir.operators import operators
-from lib.tir.workload import as_workload, load_workload
+from lib.tir.workload import as_workload, load_module
 from tests.helpers import packed, run_on
 from tests.lib.search.spaces.test_contraction import convolved, sampled
 from tests.lib.tir.test_dot import WITH, instructions, needs_it
@@ -179,7 +179,7 @@ def test_a_convolution_that_gains_is_replaced_with_what_follows_it_fused(cpu):
     assert kernels["w"].shape == (6, 6, 64, 64)
     assert subgraph.core_operator == "winograd_conv2d"
     assert subgraph.operators[-1] == "max"
-    assert evolution.sample(load_workload(subgraph.workload), cpu.tvm(), 1, known=set(), seed=0)
+    assert evolution.sample(load_module(subgraph.workload), cpu.tvm(), 1, known=set(), seed=0)
 
 
 def test_its_kernel_may_be_packed(cpu):
@@ -187,7 +187,7 @@ def test_its_kernel_may_be_packed(cpu):
 
     [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
 
-    assert list(load_workload(subgraph.workload)["main"].attrs["layout_free_buffers"]) == [1]
+    assert list(load_module(subgraph.workload)["main"].attrs["layout_free_buffers"]) == [1]
 
 
 @pytest.mark.parametrize("attrs", [{"strides": 2}, {"dilation": 2}, {"groups": 2}, {"kernel": 5}, {"kernel": 1}])

@@ -17,7 +17,7 @@ from lib.models import onnx_import
 from lib.search.spaces import contraction
 from lib.search.spaces.roles import contraction_roles
 from lib.tir import analysis
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 
 IMAGE = (1, 6, 9, 9)
 RNG = np.random.default_rng(0)
@@ -341,7 +341,7 @@ def kernels_of(path, cpu):
     model = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig())
     module = fusion.fuse(model.module, cpu.tvm())
     found = [s for s in extract_subgraphs(module) if s.tunable]
-    return [(list(s.operators), str(load_workload(s.workload)["main"].params[-1].ty.dtype)) for s in found]
+    return [(list(s.operators), str(load_module(s.workload)["main"].params[-1].ty.dtype)) for s in found]
 
 
 def test_padding_with_zero_points_is_a_part_of_depthwise_convolutions_whatever_comes_before(tmp_path, cpu):
@@ -403,7 +403,7 @@ def test_what_is_quantised_only_to_be_added_is_rounded_but_stays_a_float(tmp_pat
 
     [kernel] = [s for s in extract_subgraphs(module) if "depthwise" in s.core_operator]
 
-    body = load_workload(kernel.workload)["main"].body
+    body = load_module(kernel.workload)["main"].body
     to_bytes = [cast for cast in analysis.walk(body, tvm.tirx.Cast) if str(cast.ty.dtype) == "uint8"]
     roundings = [call for call in analysis.walk(body, tvm.ir.Call) if analysis.is_rounded(call)]
     assert (len(to_bytes), len(roundings)) == (1, 2)  # the sum, and what was added

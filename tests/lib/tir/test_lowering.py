@@ -21,7 +21,7 @@ from lib.search import evolution, nest
 from lib.tir import lowering, traces
 from lib.tir.numerics import random_values
 from lib.tir.traces import EMPTY_TRACE
-from lib.tir.workload import load_workload
+from lib.tir.workload import load_module
 from tests.conftest import QUICK
 from tests.helpers import gather, job, matmul, run_on
 from tests.lib.search.spaces.test_contraction import attention, convolution, grouped
@@ -130,7 +130,7 @@ def test_without_a_gpu_measuring_says_what_is_missing():
 def test_a_whole_model_compiles_for_a_gpu_with_a_trace_and_without(h100, tmp_path):
     module = fusion.fuse(catalogue.load("tiny_cnn").module, h100)
     subgraphs = [subgraph for subgraph in extract_subgraphs(module) if subgraph.tunable]
-    [proposal] = evolution.sample(load_workload(subgraphs[0].workload), h100, 1, known=set(), seed=0)
+    [proposal] = evolution.sample(load_module(subgraphs[0].workload), h100, 1, known=set(), seed=0)
 
     deploy.build(module, {subgraphs[0].name: proposal.trace}, h100, tmp_path / "tuned.so", pack=True)
     deploy.build(module, {}, h100, tmp_path / "untuned.so", pack=False)

@@ -17,7 +17,7 @@ from lib.machine import targets
 from lib.models import onnx_import
 from lib.models.zoo import catalogue
 from lib.tir.operators import core_operator, operators
-from lib.tir.workload import as_workload, load_workload, workload_id
+from lib.tir.workload import as_workload, load_module, workload_id
 from tests.helpers import matmul
 
 
@@ -214,7 +214,7 @@ def renamed(workload: str, order: list[int], *, blocks: bool) -> tvm.IRModule:
 
     Names are numbers, dealt out by `order` as they come up.
     """
-    tree = ast.parse(load_workload(workload).script(show_meta=False))
+    tree = ast.parse(load_module(workload).script(show_meta=False))
     names: dict[str, str] = {}
 
     def new(old: str) -> str:
@@ -244,7 +244,7 @@ def test_no_name_decides_what_a_program_is(real, data, order):
 
     other = renamed(subgraph.workload, order, blocks=True)
 
-    assert other.script() != load_workload(subgraph.workload).script()
+    assert other.script() != load_module(subgraph.workload).script()
     assert operators(other) == subgraph.operators
     assert core_operator(operators(other)) == subgraph.core_operator
 

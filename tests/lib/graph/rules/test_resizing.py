@@ -10,6 +10,17 @@ from tests.lib.graph.rules.helpers import becomes, const, random, stays
 RULES = [*resizing.RULES, movement.one_movement, movement.transpose_later]
 
 
+each_method = pytest.mark.parametrize(
+    "attrs",
+    [
+        {},
+        {"method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"},
+        {"method": "cubic", "coordinate_transformation_mode": "align_corners", "cubic_alpha": -0.5},
+    ],
+    ids=["linear", "nearest", "cubic"],
+)
+
+
 def resized(image, size=(8, 10), **attrs):
     return op.image.resize2d(image, size, layout="NCHW", **attrs)
 
@@ -19,15 +30,7 @@ def from_tokens(x, height=4, width=5):
     return op.reshape(op.permute_dims(x, [0, 2, 1]), (2, 6, height, width))
 
 
-@pytest.mark.parametrize(
-    "attrs",
-    [
-        {},
-        {"method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"},
-        {"method": "cubic", "coordinate_transformation_mode": "align_corners", "cubic_alpha": -0.5},
-    ],
-    ids=["linear", "nearest", "cubic"],
-)
+@each_method
 def test_images_that_were_channels_last_are_resized_so(attrs):
     def build(x):
         return op.permute_dims(resized(op.permute_dims(x, [0, 3, 1, 2]), **attrs), [0, 2, 3, 1])
@@ -82,15 +85,7 @@ def larger(image, size=(8, 10), **attrs):
     return op.image.resize2d(image, size, layout="NHWC", **attrs)
 
 
-@pytest.mark.parametrize(
-    "attrs",
-    [
-        {},
-        {"method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"},
-        {"method": "cubic", "coordinate_transformation_mode": "align_corners", "cubic_alpha": -0.5},
-    ],
-    ids=["linear", "nearest", "cubic"],
-)
+@each_method
 def test_products_of_joined_images_come_before_these_are_enlarged(attrs):
     def build(x, y, z):
         parts = [larger(x, **attrs), y, larger(z, **attrs)]
