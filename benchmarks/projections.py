@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from lib import deploy
+from lib import deploy, packing
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import targets
@@ -94,19 +94,20 @@ def compiled(module: tvm.IRModule, pool: LocalPool, candidates: int, out: Path) 
         traces |= dict.fromkeys(subgraph.functions, trace)
         times.append(f"{subgraph.weight} x {best * 1e6:.0f}")
     pool.close()
-    deploy.build(module, traces, CPU.tvm(), out, pack=True)
+    deploy.build(module, traces, CPU.tvm(), out, out.with_suffix(".json"))
     return " + ".join(times), relax.VirtualMachine(tvm.runtime.load_module(str(out)), tvm.cpu())
 
 
-def arguments(module: tvm.IRModule, machine: relax.VirtualMachine) -> list[tvm.runtime.Tensor]:
+def arguments(module: tvm.IRModule, packs: Path) -> list[tvm.runtime.Tensor]:
     """The input and the packed weights, at random."""
     rng = np.random.default_rng(0)
     arrays = [
         rng.standard_normal([int(n) for n in p.ty.shape.values], dtype=np.float32) / math.sqrt(768)
         for p in module[fusion.ENTRY].params
     ]
-    x, *weights = (tvm.runtime.tensor(array) for array in arrays)
-    return [x, *machine["main_transform_params"](weights)]
+    weights = {str(n): array for n, array in enumerate(arrays[1:])}
+    [packed] = packing.pack([load_module(packs.read_text())], [weights], CPU.tvm())
+    return [tvm.runtime.tensor(array) for array in (arrays[0], *packed)]
 
 
 def main() -> None:
@@ -123,8 +124,9 @@ def main() -> None:
             modules = {"merged": merged(*size), "apart": apart(*size)}
             times, timers = {}, {}
             for side, module in modules.items():
-                times[side], machine = compiled(module, pool, options.candidates, Path(folder) / f"{side}.so")
-                given = arguments(module, machine)
+                library = Path(folder) / f"{side}.so"
+                times[side], machine = compiled(module, pool, options.candidates, library)
+                given = arguments(module, library.with_suffix(".json"))
                 timers[side] = (machine.time_evaluator("main", tvm.cpu(), number=20, repeat=5), given)
             found: dict[str, list[float]] = {side: [] for side in timers}
             for _ in range(options.turns):

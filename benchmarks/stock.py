@@ -21,15 +21,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lib import deploy
+from lib import deploy, packing
 from lib.contracts import schemas, tables
 from lib.contracts.files import RunFiles
 from lib.graph.fusion import Model
 from lib.graph.subgraphs import Subgraph
 from lib.machine import host, intrinsics, targets
-from lib.measure.device_source import LocalDevice
-from lib.measure.libraries import Libraries
-from lib.measure.protocol import PackWeights
 from lib.models.source import Source
 from lib.tir.workload import load_module
 from lib.tuning import history
@@ -136,11 +133,12 @@ def build(model: Model, traces: Mapping[str, str], rest: Path | None, out: Path)
         if subgraph.subgraph_id in chosen
         for name in subgraph.functions
     }
-    library, weights = out / "model.so", out / "weights.npz"
-    deploy.build(module, by_function, TARGET.tvm(), library, pack=True)
+    weights, packs = out / "weights.npz", out / "packing.json"
+    deploy.build(module, by_function, TARGET.tvm(), out / "model.so", packs)
     np.savez(weights, **dict(model.weights))  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
-    Libraries(LocalDevice("llvm")).pack(PackWeights(library, weights, out / "weights.safetensors"))
+    packing.write(out / "weights.safetensors", [packs], [weights], TARGET.tvm(), None)
     weights.unlink()
+    packs.unlink()
     return deploy.interface(module)
 
 

@@ -48,7 +48,7 @@ class Stages:
         model = ModelFiles(folder / "model")
         extract.run(Source(str(file)), self._target, AlgorithmConfig(), provenance=_MADE, out=model)
         module = tvm.ir.load_json(model.module.read_text())
-        deploy.build(module, {}, self._target.tvm(), folder / "untuned.so", pack=False)
+        deploy.build(module, {}, self._target.tvm(), folder / "untuned.so")
         libraries = Libraries(LocalDevice("llvm"))
         np.savez(folder / "inputs.npz", *inputs)
         libraries.open(OpenLibrary("untuned", folder / "untuned.so", model.weights, folder / "inputs.npz"))

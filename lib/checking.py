@@ -1,8 +1,7 @@
 """Libraries of one model in several shapes: checked side by side, timed one at a time, and left out where they are no
 faster than that of a larger shape.
 
-To pack weights takes a core a second, so several do it at a time. What does not agree with its file there may be right
-all the same: `verification.verify` tells.
+What does not agree with its file there may be right all the same: `verification.verify` tells.
 """
 
 import math
@@ -27,7 +26,7 @@ def check_all(
     built: Sequence[Built], peers: Sequence[Peer], target: AnyTarget, config: CompileConfig
 ) -> list[dict[str, Any] | None]:
     """Facts for the manifest, as `verification.verify` has them but for latencies, of each library that computes what
-    its file does; None of one that does not, or does not run, or was not built. Weights are packed then.
+    its file does; None of one that does not, or does not run, or was not built.
 
     Args:
         peers: What each file makes of the inputs, computed already.
@@ -46,7 +45,6 @@ def _checked(built: Built, peer: Peer, target: AnyTarget, config: CompileConfig)
     session = WorkerSession(worker, config.timeout_s)
     try:
         worker.wait_until_ready()
-        session.pack_weights(built.packing, built.weights, out=built.packed)
         session.open_library("tuned", *built.library("tuned"), built.inputs)
         session.infer("tuned", out)
     except (ModelFailed, WorkerGone):

@@ -17,6 +17,8 @@ from lib.tir import analysis, lowering
 from lib.tir.traces import apply
 from lib.tir.workload import as_workload
 
+PACKER = "main_transform_params"  # what TVM calls the function that packs weights: of a tuple of all, to such a tuple
+
 _PACKS = "meta_schedule.layout_rewrite_preproc"  # of a block that TVM's RewriteLayout made
 _PACKING = "_weight_prepack"  # how the names of functions end that are such blocks alone
 _LINK = ["-Wl,-S"]  # without debug tables, a third of a small library; kernels keep their names
@@ -24,25 +26,32 @@ _x = te.placeholder((1,), name="x")
 _STUB = te.create_prim_func([_x, te.compute((1,), lambda i: _x[i])])  # stands for functions that a pass must not see
 
 
-def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: Path, *, pack: bool) -> None:
+def build(
+    module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: Path, packing: Path | None = None
+) -> None:
     """Compile a fused module and export it.
 
     Args:
         module: As `fusion.fuse` returned it.
         traces: JSON of the trace to apply, by function name; functions without one stay as TVM lowers them.
-        pack: Split the packing of weights off into a function of its own, `main_transform_params`, which takes
-            the weights and returns what `main` then takes in their place; done once, never at an inference.
         out: The library, which must end in `.so` and must not be loaded by this process.
+        packing: Gets what packs the weights, as the JSON of a module with `PACKER`: done once (`lib.packing`), never at
+            an inference. `main` then takes, in place of the weights, what that returns. None: kernels pack themselves.
     """
     module = schedule(module, traces)
     target = target if traces else lowering.for_untuned(target)
+    if packing:
+        module, packs = _apart(module, target)
+        packing.write_text(tvm.ir.save_json(packs))
+    lowered(module, target).export_library(str(out), options=_LINK, **linking.for_export(target))
+
+
+def lowered(module: tvm.IRModule, target: Target) -> relax.VMExecutable:
+    """Compile a module of functions of TIR, scheduled or not."""
     stages = lowering.passes(target)
     plan, *finalize = stages.finalize_passes(target)
     # Not MetaScheduleApplyDatabase's lookup nor compile_relax: both miss silently when an attribute differs.
     with target, tvm.transform.PassContext(opt_level=3):
-        if pack:
-            module = transform.LiftTransformParams()(_packing_split_off(module))
-        module = transform.DeadCodeElimination()(module)
         lower = tvm.transform.Sequential(
             [
                 *stages.library_dispatch_passes(target),
@@ -55,8 +64,20 @@ def build(module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: 
             ]
         )
         pipeline = lowering.pipeline(lowering.standard(target.kind.name), is_delivered=True)
-        built = relax.build(module, target, relax_pipeline=lower, tir_pipeline=pipeline)
-        built.export_library(str(out), options=_LINK, **linking.for_export(target))
+        module = transform.DeadCodeElimination()(module)
+        return relax.build(module, target, relax_pipeline=lower, tir_pipeline=pipeline)
+
+
+def _apart(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRModule]:
+    """A module with weights that are packed already, and what packs them."""
+    with target, tvm.transform.PassContext(opt_level=3):
+        split = transform.LiftTransformParams()(_packing_split_off(module))
+    parts = []
+    for name in (fusion.ENTRY, PACKER):
+        others = {fusion.ENTRY, PACKER} - {name}
+        own = {gvar: function for gvar, function in split.functions_items() if str(gvar.name_hint) not in others}
+        parts.append(transform.DeadCodeElimination([name])(tvm.IRModule(own, attrs=split.attrs)))
+    return parts[0], parts[1]
 
 
 def schedule(module: tvm.IRModule, traces: Mapping[str, str]) -> tvm.IRModule:

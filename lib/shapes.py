@@ -74,7 +74,7 @@ def order_of(shape: Shape, built: Built, choices: Sequence[Choice]) -> BuildMode
     }
     chosen = built.folder / "traces.json"
     chosen.write_text(json.dumps(traces))
-    return BuildModel(built.module, built.tuned, chosen, pack=True)
+    return built.order(chosen)
 
 
 class Righted:
@@ -119,6 +119,9 @@ class Righted:
         of |= {choice.subgraph_id: choice for choice in right}
         choices = [of[choice.subgraph_id] for choice in choices]
         self._build(order_of(self._shape, self._built, choices))
+        self._built.shared.unlink(missing_ok=True)  # it is of the library before
+        limits = self._config
+        building.pack(self._built.order_to_pack(), memory_share=limits.memory_share, timeout_s=limits.build_timeout_s)
         return self._verify(peer), choices
 
     def _verify(self, peer: Peer) -> dict[str, Any]:

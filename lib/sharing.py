@@ -9,14 +9,14 @@ import os
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from lib.contracts import weights
 from lib.machine import host
-from lib.runtime.family_tuner_runtime.weights import ALIGNMENT, Mapped
+from lib.runtime.family_tuner_runtime.weights import ALIGNMENT
 
 Named = list[tuple[str, list[int]]]  # entries of the file with the shapes in which a library takes them, in order
 _Key = tuple[str, int, str]  # element type, bytes, digest
@@ -36,30 +36,37 @@ class Together:
         taken, all_of_it = ({name for own in some for name, _ in own} for some in (kept, self.of_each))
         return replace(self, of_each=kept) if taken == all_of_it else None
 
+    def write(self, path: Path) -> None:
+        """As JSON, for `read_together`."""
+        path.write_text(json.dumps(asdict(self)))
 
-def write(out: Path, packed: Sequence[Path]) -> Together:
-    """Write the weights of libraries, as each takes them, into one file.
+
+def read_together(path: Path) -> Together:
+    """What `Together.write` wrote."""
+    found = json.loads(path.read_text())
+    of_each = [[(name, shape) for name, shape in own] for own in found.pop("of_each")]
+    return Together(of_each, **found)
+
+
+def write(out: Path, taken: Sequence[Sequence[np.ndarray]]) -> Together:
+    """Write the weights of libraries into one file.
 
     Bytes decide what is equal: an order of elements that is split into other axes is the same.
 
     Args:
-        packed: A file of weights for each library.
+        taken: The weights of each library, as it takes them.
     """
-    distinct: dict[_Key, np.ndarray] = {}
-    taken: list[list[tuple[_Key, list[int]]]] = []
-    sizes = []
-    for path in packed:
-        found = list(Mapped(path).arrays().values())
-        with ThreadPoolExecutor(host.physical_cores()) as executor:  # digests leave Python to other threads
-            keys = list(executor.map(_key, found))
-        distinct |= dict(zip(keys, found, strict=True))
-        taken.append([(key, list(array.shape)) for key, array in zip(keys, found, strict=True)])
-        sizes.append(sum(array.nbytes for array in found))
+    arrays_by_id = {id(array): array for own in taken for array in own}
+    with ThreadPoolExecutor(host.physical_cores()) as executor:  # digests leave Python to other threads
+        keys = dict(zip(arrays_by_id, executor.map(_key, arrays_by_id.values()), strict=True))
+    distinct = {keys[place]: array for place, array in arrays_by_id.items()}
     begins = _beginnings(distinct)
     names = {key: f"{n:06d}" for n, key in enumerate(key for key in distinct if key not in begins)}
     arrays = {name: distinct[key] for key, name in names.items()}
     weights.write(out, arrays)
-    of_each = [[(names[begins.get(key, key)], shape) for key, shape in own] for own in taken]
+    name_of = {place: names[begins.get(key, key)] for place, key in keys.items()}
+    of_each = [[(name_of[id(array)], list(array.shape)) for array in own] for own in taken]
+    sizes = [sum(array.nbytes for array in own) for own in taken]
     return Together(of_each, sum(array.nbytes for array in arrays.values()), max(sizes, default=0))
 
 

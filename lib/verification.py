@@ -18,7 +18,7 @@ from lib.contracts.settings import limit
 from lib.measure import onnx_peer
 from lib.measure.emulator import Emulator
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
-from lib.measure.protocol import BuildModel
+from lib.measure.protocol import BuildModel, PackWeights
 from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.tir.numerics import largest_magnitude, random_values, relative_error
 
@@ -112,13 +112,12 @@ class Built:
             self.reference = model.reference
         self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
         self.rounded = folder / "rounded.so"  # a narrow model in plain loops
+        self.packing = folder / "packing.json"  # what packs the weights of the tuned model
         self.packed = folder / "packed.safetensors"
         self.shared = folder / "shared.json"  # once it takes them of a file that several share
         self.peer_outputs = folder / "outputs-onnx.npz"
         self.agreed = folder / "agreed.npz"  # what the library that is shipped agrees with, by `verify`
-        # Of the tuned model: what is shipped, and what packs its weights here. Others, where the target is of another
-        # architecture: there `tuned` is what runs, on a device that has it, or compiled for this machine.
-        self.delivered = self.packing = self.tuned
+        self.delivered = self.tuned  # another one, where there is no device of the target: `tuned` is for this machine
 
     def tolerance(self, config: CompileConfig) -> float:
         """How far it may be from its file, over the largest value."""
@@ -133,6 +132,18 @@ class Built:
         arrays.write(path, path, {**arrays.load(self.weights), **arrays.load(self._kernels)})
         return path
 
+    def order(self, traces: Path) -> BuildModel:
+        """How `tuned` is built, with what packs its weights.
+
+        Args:
+            traces: JSON: the trace to apply, by function name.
+        """
+        return BuildModel(self.module, self.tuned, traces, self.packing)
+
+    def order_to_pack(self) -> PackWeights:
+        """How its weights are packed, once it is built."""
+        return PackWeights((self.packing,), (self.weights,), self.packed)
+
     def in_plain_loops(self, library: Path) -> BuildModel:
         """How `checked` or `rounded` is built."""
         module = self.module if library == self.rounded else self.reference
@@ -142,11 +153,6 @@ class Built:
         """A library that is shipped in place of `tuned`, and never run; to be built."""
         self.delivered = self.folder / "delivered.so"
         return self.delivered
-
-    def pack_by_another(self) -> Path:
-        """A library that packs weights in place of `tuned`, which does not run here; to be built."""
-        self.packing = self.folder / "packing.so"
-        return self.packing
 
     def library(self, name: str) -> tuple[Path, Path]:
         """Library and parameters of the model `tuned`, `untuned`, as it is `checked` against, or `rounded`."""
@@ -385,7 +391,6 @@ def _agreed(
         VerificationError: They agree with neither, or an output has no finite element to compare.
     """
     tolerance = built.tolerance(config)
-    session.pack_weights(built.packing, built.weights, out=built.packed)
     found = _outputs(session, built, "tuned", built.folder / "outputs-tuned.npz")
     if peer:
         error = peer.error(found)

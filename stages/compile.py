@@ -261,12 +261,12 @@ def _build(
     """Compile the tuned model, and the untuned one if that is to be run; beside that the file that the model came from
     computes what it says. Where there is none, also what the tuned one is checked against.
 
-    For another architecture also the tuned model for this machine: to pack the weights, and to run where no device is.
+    Where there is no device of the target, the tuned model is also built for this machine, to run here.
     """
     traces = {name: c.trace for s, c in zip(subgraphs, choices, strict=True) if c.trace for name in s["functions"]}
     chosen = built.folder / "traces.json"
     chosen.write_text(json.dumps(traces))
-    orders = [BuildModel(built.module, built.tuned, chosen, pack=True)]
+    orders = [built.order(chosen)]
     if not peer and not built.expected.exists():
         orders.append(built.in_plain_loops(built.checked))
     if runs_untuned:  # an untuned ViT takes minutes
@@ -274,11 +274,9 @@ def _build(
     with ThreadPoolExecutor(1) as beside:
         inferred = beside.submit(peer.infer, built.inputs, built.peer_outputs) if peer else None
         _build_all(orders, pool.runs, config)
-        if isinstance(target, targets.CpuTarget) and not target.runs_here:
-            is_absent = pool.runs != target
-            library = built.deliver_another() if is_absent else built.pack_by_another()
-            order = BuildModel(built.module, library, chosen, pack=True)
-            _build_all([order], target if is_absent else targets.stand_in(target), config)
+        building.pack(built.order_to_pack(), memory_share=config.memory_share, timeout_s=config.build_timeout_s)
+        if pool.runs != target:
+            _build_all([replace(orders[0], library=built.deliver_another())], target, config)
         if inferred:
             inferred.result()
 

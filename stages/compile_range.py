@@ -31,6 +31,7 @@ from lib.graph.algorithms import AS_IT_IS
 from lib.machine.targets import AnyTarget
 from lib.measure import onnx_peer
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
+from lib.measure.protocol import PackWeights
 from lib.measure.runner import Pool
 from lib.models import onnx_facts
 from lib.runtime.family_tuner_runtime.ranges import cut
@@ -96,6 +97,7 @@ def run(
                 failed = building.build_all(
                     orders, target, memory_share=config.memory_share, timeout_s=config.build_timeout_s
                 )
+                together = _together(built, made, config)
             with clock.spent("verify"):
                 say("checking all shapes")
                 peers = [_peer(each, onnx, session) for each in built]
@@ -108,8 +110,9 @@ def run(
                         right = Righted(shape, each, subgraphs, agreed, config, pool, target)
                         facts, choices = right.verified(choices, peer, failed.get(each.tuned, ""))
                     found.append(facts)
+                if not all(each.shared.exists() for each in built):
+                    together = _together(built, made, config)
                 say("timing all shapes")
-                together = _together(built, made)  # of which the kernel has the pages once
                 beside = [Peer(onnx, session) if shape.is_measured else None for shape in shapes]
                 timed = checking.latencies(built, beside, pool, config.timeout_s)
                 found = [{**facts, "latencies_s": own} for facts, own in zip(found, timed, strict=True)]
@@ -120,7 +123,7 @@ def run(
                 whole = list(zip(shapes, built, found, strict=True))
                 shapes, built, found = (list(part) for part in zip(
                     *(each for n, each in enumerate(whole) if n not in left_out), strict=True))  # fmt: skip
-                together = together.without(left_out) or _together(built, made)
+                together = together.without(left_out) or _together(built, made, config)
                 for shape, each in zip(shapes, built, strict=True):
                     shutil.copyfile(each.delivered, made.library_of(shape.name))
                 rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
@@ -147,10 +150,16 @@ def run(
         return _move(made, out)
 
 
-def _together(built: Sequence[Built], made: CompiledFiles) -> sharing.Together:
-    """The weights of all shapes in the bundle's file, from which their libraries are run from now on."""
-    together = sharing.write(made.params, [each.packed for each in built])
-    for each, named in zip(built, together.of_each, strict=True):
+def _together(built: Sequence[Built], made: CompiledFiles, config: CompileConfig) -> sharing.Together:
+    """The weights of all shapes that could be built, in the bundle's file, from which their libraries are run from now
+    on."""
+    whole = [each for each in built if each.tuned.exists()]
+    listed = made.folder.parent / "together.json"
+    packings = tuple(each.packing for each in whole)
+    order = PackWeights(packings, tuple(each.weights for each in whole), made.params, listed)
+    building.pack(order, memory_share=config.memory_share, timeout_s=config.build_timeout_s)
+    together = sharing.read_together(listed)
+    for each, named in zip(whole, together.of_each, strict=True):
         sharing.list_weights(each.shared, made.params, named)
     return together
 

@@ -34,7 +34,7 @@ def write(path: Path, partial: Path, arrays: Mapping[str, np.ndarray], like: Pat
     other = _origin(path, like) if like else None
     kept = dict(arrays)
     if other:
-        theirs = _read(other, other.stat().st_mtime_ns)
+        theirs = _read(other.resolve(), other.stat().st_mtime_ns)
         kept = {name: array for name, array in arrays.items() if not _are_equal(array, theirs.get(name))}
     np.savez(partial, **kept)  # type: ignore[arg-type]  # the stub takes any name for allow_pickle
     if other and len(kept) < len(arrays):
@@ -85,21 +85,29 @@ def load(path: Path) -> dict[str, np.ndarray]:
     Raises:
         ContractError: It leaves out what another file had, and has no more.
     """
-    own = _arrays_of(path)
-    elsewhere = _elsewhere(path)
-    if not elsewhere:
-        return own
-    other = path.parent / elsewhere["file"]
+    found = _elsewhere(path)
+    if not found:
+        return _arrays_of(path)
+    other = path.parent / found["file"]
     is_there = other.exists()
     are = contents(other) if is_there else {}
-    missing = [name for name, said in elsewhere["arrays"].items() if said and are.get(name) != said]
+    missing = [name for name, said in found["arrays"].items() if said and are.get(name) != said]
     if missing:
         raise ContractError(
             f"{path} has the array {missing[0]} in {other}, which {'has another one now' if is_there else 'is gone'}. "
             f"Remove the folder {path.parent.name}: the model is imported again then."
         )
-    theirs = _read(other, other.stat().st_mtime_ns)
-    return {name: theirs[name] if said else own[name] for name, said in elsewhere["arrays"].items()}
+    own, theirs = _arrays_of(path), _read(other.resolve(), other.stat().st_mtime_ns)
+    return {name: theirs[name] if said else own[name] for name, said in found["arrays"].items()}
+
+
+def load_all(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
+    """See `load`: what one of the files has in another one is the same object in both."""
+    origins = {(path.parent / found["file"]).resolve() for path in paths if (found := _elsewhere(path))}
+    return [
+        dict(_read(path.resolve(), path.stat().st_mtime_ns)) if path.resolve() in origins else load(path)
+        for path in paths
+    ]
 
 
 @lru_cache(maxsize=1)

@@ -26,7 +26,6 @@ from lib.measure.protocol import (
     Infer,
     Measure,
     OpenLibrary,
-    PackWeights,
     Param,
     Timed,
     TimeLibrary,
@@ -118,9 +117,6 @@ def main(descriptor: int, target_text: str, devices_text: str) -> None:
             Compare: programs.compare,
             CheckLibraries: programs.check,
             BeginSession: models.begin,
-            PackWeights: Libraries(
-                LocalDevice(kind)
-            ).pack,  # in this process: RPC hands no list of tensors to a function
             OpenLibrary: models.open,
             Infer: models.infer,
             TimeLibrary: models.time,

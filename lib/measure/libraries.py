@@ -11,9 +11,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from lib.contracts import arrays, weights
+from lib.contracts import arrays
 from lib.measure.device_source import Device
-from lib.measure.protocol import Done, Infer, Inferred, OpenLibrary, PackWeights, TimeLibrary
+from lib.measure.protocol import Done, Infer, Inferred, OpenLibrary, TimeLibrary
 from lib.runtime.family_tuner_runtime.weights import Mapped
 
 
@@ -24,13 +24,6 @@ class Libraries:
         self._device = device
         self._loaded: dict[str, relax.VirtualMachine] = {}
         self._shared: tuple[Path, Mapped] | None = None
-
-    def pack(self, request: PackWeights) -> Done:
-        """See `PackWeights`."""
-        machine = relax.VirtualMachine(self._device.load(request.library), self._device.device)
-        given = [self._device.tensor(array) for array in arrays.values(request.weights)]
-        weights.write(request.out, weights.numbered(flatten(machine["main_transform_params"](given))))
-        return Done()
 
     def open(self, request: OpenLibrary) -> Done:
         """See `OpenLibrary`."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lib.measure.process import Worker, WorkerGone
-from lib.measure.protocol import Failed, Infer, OpenLibrary, PackWeights, R, Request, TimeLibrary
+from lib.measure.protocol import Failed, Infer, OpenLibrary, R, Request, TimeLibrary
 from lib.measure.runner import ModelFailed
 
 
@@ -12,9 +12,6 @@ class WorkerSession:
 
     def __init__(self, worker: Worker, timeout_s: float) -> None:
         self._worker, self._timeout_s = worker, timeout_s
-
-    def pack_weights(self, library: Path, weights: Path, out: Path) -> None:
-        self._ask("pack", PackWeights(library, weights, out))
 
     def open_library(self, name: str, library: Path, params: Path, inputs: Path) -> None:
         self._ask("open_library", OpenLibrary(name, library, params, inputs))

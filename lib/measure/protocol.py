@@ -219,17 +219,19 @@ class BuildModel(Request[Done]):
     module: Path
     library: Path
     traces: Path | None = None  # JSON: the trace to apply, by function name
-    pack: bool = False  # weights: see `deploy.build`
+    packing: Path | None = None  # of weights: see `deploy.build`
     in_plain_loops: bool = False  # to check another library against
 
 
 @dataclass(frozen=True, slots=True)
 class PackWeights(Request[Done]):
-    """Bring weights (.npz, in parameter order) into the layouts that a library's kernels read."""
+    """Bring weights into the orders that kernels read: see `packing.write`."""
 
-    library: Path
-    weights: Path
+    failure: ClassVar[Status] = Status.BUILD_ERROR
+    packings: tuple[Path, ...]
+    weights: tuple[Path, ...]
     out: Path
+    listed: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

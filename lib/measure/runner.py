@@ -137,10 +137,6 @@ class ModelFailed(Exception):
 class ModelSession(Protocol):
     """Whole compiled models on a device that nothing else uses; all that fails is a `ModelFailed`."""
 
-    def pack_weights(self, library: Path, weights: Path, out: Path) -> None:
-        """Bring weights (.npz, in parameter order) into the layouts that the library's kernels read."""
-        ...
-
     def open_library(self, name: str, library: Path, params: Path, inputs: Path) -> None:
         """Load a library under a name, with its parameters and the inputs it will be run on (both .npz)."""
         ...

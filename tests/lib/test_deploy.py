@@ -4,7 +4,7 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-from lib import deploy
+from lib import deploy, packing
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
 from lib.measure.model_session import WorkerSession
@@ -26,10 +26,12 @@ def test_a_scheduled_and_packed_library_computes_what_the_untuned_one_does(cpu, 
             found = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 1, known=set(), seed=3)
             traces |= {function: found[0].trace for function in subgraph.functions if found}
     assert traces
-    deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", pack=True)
+    deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", tmp_path / "packing.json")
     assert b".debug_info" not in (tmp_path / "tuned.so").read_bytes()
-    deploy.build(module, {}, cpu.tvm(), tmp_path / "untuned.so", pack=False)
-    np.savez(tmp_path / "weights.npz", **model.weights)
+    deploy.build(module, {}, cpu.tvm(), tmp_path / "untuned.so")
+    weights = tmp_path / "weights.npz"
+    np.savez(weights, **model.weights)
+    packing.write(tmp_path / "packed.safetensors", [tmp_path / "packing.json"], [weights], cpu.tvm(), None)
     [given] = deploy.interface(module)
     np.savez(tmp_path / "inputs.npz", random_values(tuple(given["shape"]), given["dtype"], given["bound"], seed=0))
 
@@ -37,7 +39,6 @@ def test_a_scheduled_and_packed_library_computes_what_the_untuned_one_does(cpu, 
     try:
         worker.wait_until_ready()
         session = WorkerSession(worker, timeout_s=60)
-        session.pack_weights(tmp_path / "tuned.so", tmp_path / "weights.npz", tmp_path / "packed.safetensors")
         for kind, params in (("tuned", "packed.safetensors"), ("untuned", "weights.npz")):
             session.open_library(kind, tmp_path / f"{kind}.so", tmp_path / params, tmp_path / "inputs.npz")
             session.infer(kind, tmp_path / f"out-{kind}.npz")
@@ -76,20 +77,22 @@ def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
     traces = {}
     for subgraph in extract_subgraphs(module):
         found = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 4, known=set(), seed=0)
-        packing = [one.trace for one in found if "RewriteLayout" in one.trace or "layout" in one.trace]
-        traces |= {name: (packing or [one.trace for one in found])[0] for name in subgraph.functions if found}
+        packs = [one.trace for one in found if "RewriteLayout" in one.trace or "layout" in one.trace]
+        traces |= {name: (packs or [one.trace for one in found])[0] for name in subgraph.functions if found}
     assert len(traces) == 2
 
-    deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", pack=True)
+    deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", tmp_path / "packing.json")
 
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "tuned.so")), tvm.cpu())
     values = [random_values((16, 64), "float32", 0, seed=0), random_values((64, 32), "float32", 0, seed=1)]
-    [packed] = machine["main_transform_params"]([tvm.runtime.tensor(values[1])])
-    result = machine["main"](tvm.runtime.tensor(values[0]), packed).numpy()
+    packs = load_module((tmp_path / "packing.json").read_text())
+    [[packed]] = packing.pack([packs], [{"w": values[1]}], cpu.tvm())
+    assert packed.shape != values[1].shape
+    result = machine["main"](tvm.runtime.tensor(values[0]), tvm.runtime.tensor(packed)).numpy()
     assert relative_error(result, np.cumsum(values[0] @ values[1], axis=0)) < 1e-5
 
 
-def packing(length):
+def packing_of(length):
     """Of a vector into two rows of four."""
 
     @T.prim_func(s_tir=True)
@@ -106,7 +109,7 @@ def packing(length):
 def test_what_packing_leaves_empty_is_zero_whatever_was_in_memory(cpu, length):
     weight, packed = np.arange(1, length + 1, dtype=np.float32), tvm.runtime.tensor(np.full((2, 4), 7, np.float32))
 
-    function = deploy._with_zeros_in_gaps(packing(length))
+    function = deploy._with_zeros_in_gaps(packing_of(length))
 
     lowering.build(tvm.IRModule({"main": function}), cpu.tvm())["main"](tvm.runtime.tensor(weight), packed)
     np.testing.assert_array_equal(packed.numpy().ravel(), np.pad(weight, (0, 8 - length)))

@@ -4,7 +4,6 @@ import numpy as np
 from tvm import relax
 
 from lib import deploy, sharing
-from lib.contracts import weights
 from lib.graph import fusion
 from lib.measure.device_source import LocalDevice
 from lib.measure.libraries import Libraries
@@ -15,9 +14,8 @@ from lib.runtime.family_tuner_runtime.weights import Mapped
 def test_equal_bytes_stand_once_and_each_library_finds_them_in_its_own_shape(tmp_path):
     table, other = np.arange(48, dtype=np.float32), np.ones((4, 4), np.float32)
     of_each = [[table.reshape(6, 8), other], [other, table.reshape(2, 3, 8), table.astype(np.int32)]]
-    packed = [weights.write(tmp_path / f"{n}", weights.numbered(arrays)) for n, arrays in enumerate(of_each)]
 
-    found = sharing.write(tmp_path / "all", packed)
+    found = sharing.write(tmp_path / "all", of_each)
 
     mapped = Mapped(tmp_path / "all")
     assert len(mapped.entries) == 3
@@ -33,9 +31,8 @@ def test_the_beginning_of_a_longer_weight_is_part_of_it_if_all_bytes_are_the_sam
     other = longest[:16].copy()
     other[-1, -1] += 1  # begins alike
     of_each = [[longest[:8]], [other, longest], [longest[:16].reshape(4, 4, 24), longest[8:16], longest[:8].view(int)]]
-    packed = [weights.write(tmp_path / f"{n}", weights.numbered(arrays)) for n, arrays in enumerate(of_each)]
 
-    found = sharing.write(tmp_path / "all", packed)
+    found = sharing.write(tmp_path / "all", of_each)
 
     mapped = Mapped(tmp_path / "all")
     for own, arrays in zip(found.of_each, of_each, strict=True):
@@ -43,14 +40,15 @@ def test_the_beginning_of_a_longer_weight_is_part_of_it_if_all_bytes_are_the_sam
             np.testing.assert_array_equal(np.from_dlpack(mapped.view(name, shape)), array)
     kept = [longest, other, longest[8:16], longest[:8]]  # the last has another type
     assert found.n_bytes == sum(array.nbytes for array in kept)
+    found.write(tmp_path / "together.json")
+    assert sharing.read_together(tmp_path / "together.json") == found
     assert found.without([0]) == replace(found, of_each=found.of_each[1:])
     assert found.without([1]) is None  # nobody else takes the other one
 
 
 def test_libraries_are_run_with_what_they_take_of_a_shared_file(cpu, tmp_path):
     table = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    packed = [weights.write(tmp_path / f"{n}", weights.numbered([table[:rows]])) for n, rows in enumerate((16, 8))]
-    together = sharing.write(tmp_path / "all", packed)
+    together = sharing.write(tmp_path / "all", [[table], [table[:8]]])
     libraries = Libraries(LocalDevice("llvm"))
 
     for n, rows in enumerate((16, 8)):
@@ -58,7 +56,7 @@ def test_libraries_are_run_with_what_they_take_of_a_shared_file(cpu, tmp_path):
         sharing.list_weights(files[1], tmp_path / "all", together.of_each[n])
         given = np.full((rows, 4), n + 1, np.float32)
         np.savez(files[2], given)
-        deploy.build(fusion.fuse(product(rows), cpu.tvm()), {}, cpu.tvm(), files[0], pack=False)
+        deploy.build(fusion.fuse(product(rows), cpu.tvm()), {}, cpu.tvm(), files[0])
         libraries.open(OpenLibrary("tuned", *files[:3]))
         libraries.infer(Infer("tuned", files[3]))
 

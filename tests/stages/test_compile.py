@@ -12,8 +12,8 @@ import tvm
 from tvm import relax
 
 from lib import bundle
-from lib.contracts import manifest, tables
-from lib.contracts.errors import VerificationError
+from lib.contracts import manifest, tables, weights
+from lib.contracts.errors import CompilationError, VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import RESULTS, SUBGRAPHS
 from lib.contracts.tables import Provenance
@@ -318,16 +318,33 @@ def test_a_wrong_transform_is_found_since_the_reference_does_without(winograd, t
         compile_tuned(made, cpu, pool)
 
 
-def test_a_model_that_does_not_run_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
+def test_a_model_whose_weights_cannot_be_packed_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
     real = compile.building.build_all
 
     def without_packing(orders, target, **limits):
-        return real([replace(order, pack=False) for order in orders], target, **limits)
+        return real([replace(order, packing=None) for order in orders], target, **limits)
 
     monkeypatch.setattr(compile.building, "build_all", without_packing)
     out = CompiledFiles(tmp_path / "compiled")
 
-    with pytest.raises(VerificationError, match=r"The compiled model does not run \(pack\): "):
+    with pytest.raises(CompilationError, match=r"The weights could not be packed: .*packing\.json"):
+        compile.run(
+            started.model, started.families, [], cpu, QUICK, pool, provenance=PROVENANCE, out=out
+        )  # fmt: skip
+
+    assert not out.manifest.exists()
+
+
+def test_a_model_that_does_not_run_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
+    def without_one(request, **_limits):
+        [given] = request.weights
+        arrays = list(np.load(given).values())
+        weights.write(request.out, weights.numbered(arrays[1:]))
+
+    monkeypatch.setattr(compile.building, "pack", without_one)
+    out = CompiledFiles(tmp_path / "compiled")
+
+    with pytest.raises(VerificationError, match=r"The compiled model does not run \(open_library\): "):
         compile.run(
             started.model, started.families, [], cpu, QUICK, pool, provenance=PROVENANCE, out=out
         )  # fmt: skip

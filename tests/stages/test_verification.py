@@ -11,7 +11,7 @@ import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
-from lib import building_process, deploy
+from lib import building_process, deploy, packing
 from lib.contracts.errors import VerificationError
 from lib.contracts.files import ModelFiles
 from lib.graph import concatenation, fusion, precision
@@ -100,8 +100,9 @@ def made(built, cpu, wrong=None):
     """The same with the tuned library, in which a kernel may be wrong, and the one to check it against."""
     module, reference = (tvm.ir.load_json(path.read_text()) for path in (built.module, built.reference))
     module = broken(module, wrong) if wrong else module
-    deploy.build(module, {}, cpu.tvm(), built.tuned, pack=True)
-    deploy.build(lowering.reference(reference, cpu.tvm()), {}, cpu.tvm(), built.checked, pack=False)
+    deploy.build(module, {}, cpu.tvm(), built.tuned, built.packing)
+    packing.write(built.packed, [built.packing], [built.weights], cpu.tvm(), None)
+    deploy.build(lowering.reference(reference, cpu.tvm()), {}, cpu.tvm(), built.checked)
     return built
 
 

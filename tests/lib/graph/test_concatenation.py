@@ -4,7 +4,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from lib import deploy
+from lib import deploy, packing
 from lib.graph import fusion
 from lib.graph.concatenation import place_parts
 from lib.graph.subgraphs import extract_subgraphs
@@ -141,24 +141,25 @@ def test_weights_of_every_part_are_packed_before_an_inference(cpu, tmp_path):
         assert len(weight_positions(workload["main"])) == 1
         [program] = evolution.sample(workload, cpu.tvm(), 1, known=set(), seed=0)
         found |= dict.fromkeys(subgraph.functions, program.trace)
-    deploy.build(made, found, cpu.tvm(), tmp_path / "lib.so", pack=True)
+    deploy.build(made, found, cpu.tvm(), tmp_path / "lib.so", tmp_path / "packing.json")
 
     library = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "lib.so")), tvm.cpu())
-    packed = library["main_transform_params"](tuple(map(tvm.runtime.tensor, model.weights.values())))
-    y = library["main"](tvm.runtime.tensor(random(IMAGE)), *packed)
+    [packed] = packing.pack([load_module((tmp_path / "packing.json").read_text())], [model.weights], cpu.tvm())
+    y = library["main"](*map(tvm.runtime.tensor, [random(IMAGE), *packed]))
 
-    shapes = [tuple(map(int, weight.shape)) for weight in packed]
+    shapes = [weight.shape for weight in packed]
     assert len(shapes) == 2
     assert not {*shapes} & {weight.shape for weight in model.weights.values()}
     np.testing.assert_allclose(y.numpy(), run(given, random(IMAGE))[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_placed_parts_can_be_built_into_a_library(pack, cpu, tmp_path):
+@pytest.mark.parametrize("packs", [None, "packing.json"])
+def test_placed_parts_can_be_built_into_a_library(packs, cpu, tmp_path):
     made = fused(module(dense_block, IMAGE), cpu)
 
-    deploy.build(made, {}, cpu.tvm(), tmp_path / "lib.so", pack=pack)
+    deploy.build(made, {}, cpu.tvm(), tmp_path / "lib.so", tmp_path / packs if packs else None)
 
     library = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "lib.so")), tvm.cpu())
     assert library.module.implements_function("main")
-    assert library.module.implements_function("main_transform_params") == pack
+    assert not library.module.implements_function(deploy.PACKER)  # it stands beside it, if it is asked for
+    assert (tmp_path / "packing.json").exists() == (packs is not None)

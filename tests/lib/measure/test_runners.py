@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lib import deploy
+from lib import deploy, packing
 from lib.contracts import tables
 from lib.contracts.schemas import MEASUREMENTS
 from lib.contracts.tables import Provenance
@@ -130,9 +130,13 @@ def model_files(pool_of_devices, tmp_path):
     target = pool_of_devices._target.tvm()
     model = catalogue.load("tiny_cnn")
     module = fusion.fuse(model.module, target)
-    deploy.build(module, {}, target, tmp_path / "tuned.so", pack=True)
-    deploy.build(module, {}, target, tmp_path / "untuned.so", pack=False)
-    np.savez(tmp_path / "weights.npz", **model.weights)
+    deploy.build(module, {}, target, tmp_path / "tuned.so", tmp_path / "packing.json")
+    deploy.build(module, {}, target, tmp_path / "untuned.so")
+    weights = tmp_path / "weights.npz"
+    np.savez(weights, **model.weights)
+    packing.write(
+        tmp_path / "packed.safetensors", [tmp_path / "packing.json"], [weights], targets.cpu_target().tvm(), None
+    )
     [given] = deploy.interface(module)
     np.savez(tmp_path / "inputs.npz", random_values(tuple(given["shape"]), given["dtype"], given["bound"], seed=0))
     return tmp_path
@@ -242,9 +246,8 @@ def test_a_check_that_crashes_says_nothing(pool_of_cpus):
     assert pool_of_cpus.check(job("", SEGFAULTS).workload, EMPTY_TRACE, timeout_s=10) is None
 
 
-def test_whole_models_are_packed_loaded_run_and_timed(pool_of_devices, model_files):
+def test_whole_models_are_loaded_run_and_timed(pool_of_devices, model_files):
     with pool_of_devices.models(timeout_s=60) as session:
-        session.pack_weights(model_files / "tuned.so", model_files / "weights.npz", model_files / "packed.safetensors")
         for name, params in (("tuned", "packed.safetensors"), ("untuned", "weights.npz")):
             session.open_library(name, model_files / f"{name}.so", model_files / params, model_files / "inputs.npz")
             assert 0 < session.infer(name, model_files / f"{name}.npz") < 1
@@ -259,8 +262,8 @@ def test_an_operation_with_a_model_that_fails_says_which_and_why(pool_of_cpus, t
     with pool_of_cpus.models(timeout_s=60) as session:
         with pytest.raises(ModelFailed, match="infer: KeyError"):
             session.infer("never opened", tmp_path / "out.npz")
-        with pytest.raises(ModelFailed, match=r"pack: .*missing"):
-            session.pack_weights(tmp_path / "missing.so", tmp_path / "missing.npz", tmp_path / "packed.npz")
+        with pytest.raises(ModelFailed, match=r"open_library: .*missing"):
+            session.open_library("lost", tmp_path / "missing.so", tmp_path / "missing.npz", tmp_path / "missing.npz")
 
 
 def test_it_measures_again_after_it_was_closed(pool_of_devices):

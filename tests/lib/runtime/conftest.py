@@ -9,13 +9,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from lib import bundle, deploy, sharing
+from lib import bundle, deploy, packing, sharing
 from lib.contracts import manifest
 from lib.contracts.files import CompiledFiles
 from lib.graph import fusion
-from lib.measure.device_source import LocalDevice
-from lib.measure.libraries import Libraries
-from lib.measure.protocol import PackWeights
 from lib.models import onnx_facts, onnx_import
 from tests import range_files
 from tests.helpers import SMALL
@@ -29,11 +26,12 @@ def bundle_of(path: Path, folder: Path, cpu, inputs: list[np.ndarray]) -> Compil
     folder.mkdir()
     model = onnx_import.load(path, {})
     module = fusion.fuse(model.module, cpu.tvm())
-    deploy.build(module, {}, cpu.tvm(), out.library, pack=True)
-    weights = folder / "weights.npz"
+    weights, packs = folder / "weights.npz", folder / "packing.json"
+    deploy.build(module, {}, cpu.tvm(), out.library, packs)
     np.savez(weights, **model.weights)
-    Libraries(LocalDevice("llvm")).pack(PackWeights(out.library, weights, out.params))
+    packing.write(out.params, [packs], [weights], cpu.tvm(), None)
     weights.unlink()
+    packs.unlink()
     out.results.write_bytes(b"")
     session = onnxruntime.InferenceSession(path)
     expected = session.run(None, dict(zip([value.name for value in session.get_inputs()], inputs, strict=True)))
@@ -103,18 +101,20 @@ def range_of(path: Path, folder: Path, cpu, buckets: list[dict[str, int]]) -> Co
     untuned."""
     out = CompiledFiles(folder)
     folder.mkdir()
-    packed, libraries, interface, outputs = [], [], [], []
+    packings, weights, libraries, interface, outputs = [], [], [], [], []
     for n, extents in enumerate(buckets):
         model = onnx_import.load(path, {name: (extent,) for name, extent in extents.items()})
         module = fusion.fuse(model.module, cpu.tvm())
         libraries.append(out.library_of(str(n)))
-        deploy.build(module, {}, cpu.tvm(), libraries[-1], pack=True)
-        np.savez(folder / "weights.npz", **model.weights)
-        packed.append(folder / f"{n}.packed")
-        Libraries(LocalDevice("llvm")).pack(PackWeights(libraries[-1], folder / "weights.npz", packed[-1]))
+        packings.append(folder / f"{n}.json")
+        weights.append(folder / f"{n}.npz")
+        deploy.build(module, {}, cpu.tvm(), libraries[-1], packings[-1])
+        np.savez(weights[-1], **model.weights)
         interface, outputs = deploy.interface(module), deploy.outputs(module, onnx_facts.output_names(path))
-    together = sharing.write(out.params, packed)
-    for file in (*packed, folder / "weights.npz"):
+    listed = folder / "together.json"
+    packing.write(out.params, packings, weights, cpu.tvm(), listed)
+    together = sharing.read_together(listed)
+    for file in (*packings, *weights, listed):
         file.unlink()
     axes = onnx_facts.open_axes(path)
     inputs = [

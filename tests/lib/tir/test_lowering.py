@@ -132,8 +132,8 @@ def test_a_whole_model_compiles_for_a_gpu_with_a_trace_and_without(h100, tmp_pat
     subgraphs = [subgraph for subgraph in extract_subgraphs(module) if subgraph.tunable]
     [proposal] = evolution.sample(load_module(subgraphs[0].workload), h100, 1, known=set(), seed=0)
 
-    deploy.build(module, {subgraphs[0].name: proposal.trace}, h100, tmp_path / "tuned.so", pack=True)
-    deploy.build(module, {}, h100, tmp_path / "untuned.so", pack=False)
+    deploy.build(module, {subgraphs[0].name: proposal.trace}, h100, tmp_path / "tuned.so", tmp_path / "packing.json")
+    deploy.build(module, {}, h100, tmp_path / "untuned.so")
 
     assert (tmp_path / "tuned.so").stat().st_size > 0
     assert (tmp_path / "untuned.so").stat().st_size > 0
