@@ -27,7 +27,7 @@ from luigi.task import externalize
 
 from lib.contracts import digests, manifest, schemas, tables
 from lib.contracts.errors import ConfigError, TunerError
-from lib.contracts.files import FORETOLD, RECALLED, RoundFiles
+from lib.contracts.files import FORETOLD, RECALLED, ModelFiles, RoundFiles
 from lib.contracts.tables import Provenance, made_from
 from lib.graph.algorithms import AS_IT_IS, PRECISIONS
 from lib.machine import host
@@ -125,7 +125,7 @@ class TunerTask(luigi.Task):
 class ExtractSubgraphs(TunerTask, StageTask):
     """Import the model and cut it into subgraphs."""
 
-    # Weights of the model in another shape, whose equals are not written again.
+    # The folder of the model in another shape, whose weights are not written again.
     like: str = Text(default="", significant=False, description=argparse.SUPPRESS)
 
     path = property(lambda self: self.given.model_files.subgraphs)
@@ -144,7 +144,7 @@ class ExtractSubgraphs(TunerTask, StageTask):
         given, made = self.given, self.provenance
         extract.run(
             given.source, given.compile_target, given.algorithms, provenance=made, out=given.model_files,
-            like=Path(self.like) if self.like else None,
+            like=ModelFiles(Path(self.like)) if self.like else None,
         )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ class JoinSubgraphs(TunerTask, StageTask):
     @cached_property
     def extracted(self) -> list[ExtractSubgraphs | str]:
         """What extracts each model; or why nothing can, its file say is missing."""
-        like = str(self.given.files_of_shapes[0].weights) if self.given.range else ""
+        like = str(self.given.files_of_shapes[0].folder) if self.given.range else ""
         return [self._extracted(own, like if n else "") for n, own in enumerate(self.given.options_of_models())]
 
     def _extracted(self, own: dict[str, Any], like: str = "") -> ExtractSubgraphs | str:

@@ -40,13 +40,13 @@ def run(
     *,
     provenance: Provenance,
     out: ModelFiles,
-    like: Path | None = None,
+    like: ModelFiles | None = None,
 ) -> Path:
     """Import a model and cut it into subgraphs.
 
     Args:
         source: A model of the zoo, an ONNX file, or an exported program of torch.
-        like: Weights of the same model in another shape: what is equal in them is not written again.
+        like: The same model in another shape: what is equal in its weights is not written again.
         out: Gets `module.json`, `weights.npz` and, last, the SUBGRAPHS table; where convolutions were replaced also
             `reference.json` and `kernels.npz`, the module and the weights as they were, to verify against.
 
@@ -65,11 +65,15 @@ def run(
             f"{source.model} is read, but its graph cannot be prepared for tuning: {reason}\n"
             "Where from: the same with --log-level DEBUG"
         ) from error
-    files = [_write_module(module, out.module), _write_weights(chosen.weights, out.weights, like)]
+    files = [
+        _write_module(module, out.module),
+        _write_weights(chosen.weights, out.weights, like.weights if like else None),
+    ]
     if chosen is not loaded:
         changed = {name: value for name, value in loaded.weights.items() if value is not chosen.weights[name]}
         files.append(_write_module(fusion.fuse(loaded.module, target.tvm()), out.reference))
-        files.append(_write_weights(changed, out.kernels))
+        of_other = like.kernels if like and like.kernels.exists() else None
+        files.append(_write_weights(changed, out.kernels, of_other))
     else:
         out.reference.unlink(missing_ok=True)
         out.kernels.unlink(missing_ok=True)

@@ -110,7 +110,7 @@ def load_all(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
     ]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # weights, and what they were in another precision
 def _read(path: Path, _changed: int) -> Mapping[str, np.ndarray]:
     """A file that others refer to: the shapes of a model, one after another."""
     return MappingProxyType(_arrays_of(path))

@@ -6,7 +6,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper
 
-from lib.contracts import tables
+from lib.contracts import arrays, tables
 from lib.contracts.errors import ConfigError, ModelError
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import SUBGRAPHS
@@ -63,6 +63,19 @@ def test_a_convolution_that_is_computed_otherwise_is_kept_as_it_was(tmp_path, cp
         "winograd_conv2d"
     }
     assert [a.shape for a in np.load(out.weights).values()] == [(6, 6, 32, 32)]
+
+
+def test_weights_and_what_they_were_stand_once_for_two_imports_of_a_model(tmp_path, cpu):
+    first, second = ModelFiles(tmp_path / "first"), ModelFiles(tmp_path / "second")
+    source = Source(str(wide(tmp_path / "wide.onnx")))
+    for out, like in ((first, None), (second, first)):
+        extract.run(source, cpu, AlgorithmConfig(), provenance=Provenance(), out=out, like=like)
+
+    for name in ("weights", "kernels"):
+        whole, brief = getattr(first, name), getattr(second, name)
+        assert brief.stat().st_size < whole.stat().st_size / 4
+        [expected], [found] = arrays.values(whole), arrays.values(brief)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_whoever_wants_no_wider_channels_gets_none(tmp_path, cpu):
