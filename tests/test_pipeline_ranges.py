@@ -18,9 +18,11 @@ from lib.contracts.tables import Provenance
 from lib.measure.onnx_peer import OnnxFile
 from lib.report.text import milliseconds
 from lib.runtime.family_tuner_runtime import Model
+from lib.search.evolution import SearchConfig
 from lib.shapes import Shape
+from lib.tuning.base import BaseModels
 from lib.verification import CompileConfig
-from stages import compile_range
+from stages import adapt, compile_range
 from tests import range_files
 from tests.helpers import ROOT, environment, luigi, luigi_command
 
@@ -122,6 +124,24 @@ def test_of_a_shape_that_is_no_anchor_nothing_is_measured_and_all_is_taken_over(
     adapted = [row for row in candidates if row["origin"] == "adapted"]
     assert adapted
     assert {row["donor"] for row in adapted} <= tried
+
+
+def test_what_is_taken_over_is_the_same_however_many_processes_look_for_it(tuned, cpu, tmp_path, monkeypatch):
+    run = run_of(tuned[0])
+    joint, past = ModelFiles(run.folder.parents[1]), run.past(json.loads(run.compiled.manifest.read_text())["n_rounds"])
+    monkeypatch.setattr(adapt.host, "physical_cores", lambda: 2)
+    found = []
+    for least in (1, 1000):
+        monkeypatch.setattr(adapt, "_WORTH_A_PROCESS", least)
+        out = RunFiles(tmp_path / str(least)).foretold
+        adapt.run(
+            joint, joint.families("core-operator"), past, cpu, SearchConfig(), BaseModels(None), seed=0,
+            provenance=Provenance(), out=out,
+        )  # fmt: skip
+        found.append(tables.read(out.candidates, CANDIDATES).drop_columns("features").to_pylist())  # which have NaN
+
+    assert len({row["subgraph_id"] for row in found[0]}) > 1
+    assert found[0] == found[1]
 
 
 def test_a_program_that_was_taken_over_and_does_not_work_gives_way(tuned, files, cpu, pool, tmp_path):
