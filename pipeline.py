@@ -12,10 +12,8 @@ it.
 
 import argparse
 import io
-import multiprocessing
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -243,8 +241,7 @@ def attempt_all(tasks: Sequence[ExtractSubgraphs]) -> list[str]:
     """`attempt` of each; of many, in processes side by side, as many as there are cores."""
     if len(tasks) < _MANY:
         return [attempt(task, status=None) for task in tasks]
-    context = multiprocessing.get_context("spawn")  # a fork would take TVM's threads for its own
-    with ProcessPoolExecutor(host.physical_cores(), context) as executor:
+    with host.processes(host.physical_cores()) as executor:
         return list(executor.map(_attempted, [task.param_kwargs for task in tasks]))
 
 

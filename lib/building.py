@@ -46,10 +46,15 @@ def pack(request: PackWeights, *, memory_share: float, timeout_s: float) -> None
     """
     reason = _asked(request, targets.cpu_target(), request.out.parent, host.memory_of_each(memory_share, 1), timeout_s)
     if reason:
-        raise CompilationError(
-            f"The weights could not be packed: {reason}. Nothing was shipped; the measurements are kept. "
-            "[compile] build_timeout_s and memory_share limit the time and the memory of that."
-        )
+        raise failure("The weights could not be packed", reason)
+
+
+def failure(what: str, reason: str) -> CompilationError:
+    """What is said where something that is shipped could not be made."""
+    return CompilationError(
+        f"{what}: {reason}. Nothing was shipped; the measurements are kept. [compile] build_timeout_s and memory_share "
+        "limit the time and the memory of that."
+    )
 
 
 def _asked(

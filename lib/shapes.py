@@ -144,8 +144,4 @@ class Righted:
 
     def _require_built(self, failure: str) -> None:
         if failure:
-            raise CompilationError(
-                f"The model could not be compiled for {self._shape.name}: {failure}. Nothing was shipped; the "
-                "measurements are kept. [compile] build_timeout_s and memory_share limit the time and the memory of "
-                "that."
-            )
+            raise building.failure(f"The model could not be compiled for {self._shape.name}", failure)

@@ -288,10 +288,7 @@ def _build_all(orders: Sequence[BuildModel], target: targets.AnyTarget, config: 
     for library, reason in failed.items():
         library.unlink(missing_ok=True)
         if len(orders) == 1 or library.stem != "untuned":  # which is for comparison alone, else it is what is shipped
-            raise CompilationError(
-                f"The {library.stem} model could not be compiled: {reason}. Nothing was shipped; the measurements are "
-                "kept. [compile] build_timeout_s and memory_share limit the time and the memory of that."
-            )
+            raise building.failure(f"The {library.stem} model could not be compiled", reason)
 
 
 def _where(target: targets.AnyTarget, pool: Pool) -> dict[str, Any]:

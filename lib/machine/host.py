@@ -1,10 +1,12 @@
 """The machine: its cores and GPUs, and the names that measurements give it."""
 
 import ctypes
+import multiprocessing
 import os
 import platform
 import socket
 import subprocess
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +35,11 @@ def gpu_facts(columns: str) -> list[list[str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [[field.strip() for field in line.split(",")] for line in output.splitlines() if line]
+
+
+def processes(width: int) -> ProcessPoolExecutor:
+    """Up to so many processes, which begin anew: a fork would take TVM's threads for its own."""
+    return ProcessPoolExecutor(width, multiprocessing.get_context("spawn"))
 
 
 def physical_cores() -> int:

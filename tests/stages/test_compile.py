@@ -318,6 +318,13 @@ def test_a_wrong_transform_is_found_since_the_reference_does_without(winograd, t
         compile_tuned(made, cpu, pool)
 
 
+def compile_untuned(made, cpu, pool, folder):
+    """Of a model of which nothing was measured."""
+    compile.run(
+        made.model, made.families, [], cpu, QUICK, pool, provenance=PROVENANCE, out=CompiledFiles(folder)
+    )  # fmt: skip
+
+
 def test_a_model_whose_weights_cannot_be_packed_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
     real = compile.building.build_all
 
@@ -325,14 +332,11 @@ def test_a_model_whose_weights_cannot_be_packed_is_not_shipped(started, cpu, poo
         return real([replace(order, packing=None) for order in orders], target, **limits)
 
     monkeypatch.setattr(compile.building, "build_all", without_packing)
-    out = CompiledFiles(tmp_path / "compiled")
 
     with pytest.raises(CompilationError, match=r"The weights could not be packed: .*packing\.json"):
-        compile.run(
-            started.model, started.families, [], cpu, QUICK, pool, provenance=PROVENANCE, out=out
-        )  # fmt: skip
+        compile_untuned(started, cpu, pool, tmp_path)
 
-    assert not out.manifest.exists()
+    assert not CompiledFiles(tmp_path).manifest.exists()
 
 
 def test_a_model_that_does_not_run_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
@@ -342,14 +346,11 @@ def test_a_model_that_does_not_run_is_not_shipped(started, cpu, pool, tmp_path, 
         weights.write(request.out, weights.numbered(arrays[1:]))
 
     monkeypatch.setattr(compile.building, "pack", without_one)
-    out = CompiledFiles(tmp_path / "compiled")
 
     with pytest.raises(VerificationError, match=r"The compiled model does not run \(open_library\): "):
-        compile.run(
-            started.model, started.families, [], cpu, QUICK, pool, provenance=PROVENANCE, out=out
-        )  # fmt: skip
+        compile_untuned(started, cpu, pool, tmp_path)
 
-    assert not out.manifest.exists()
+    assert not CompiledFiles(tmp_path).manifest.exists()
 
 
 def test_a_model_that_computes_something_else_is_not_shipped(started, cpu, pool, tmp_path, monkeypatch):
@@ -362,13 +363,9 @@ def test_a_model_that_computes_something_else_is_not_shipped(started, cpu, pool,
         return real([replace(tuned, module=wrong), *others], target, **limits)
 
     monkeypatch.setattr(compile.building, "build_all", sabotage)
-    out = CompiledFiles(tmp_path / "compiled")
 
     with pytest.raises(VerificationError, match=r"outputs differ from the untuned model's by .* Nothing was shipped"):
-        compile.run(
-            started.model, started.families, [], cpu, QUICK, pool,
-            provenance=PROVENANCE, out=out,
-        )  # fmt: skip
+        compile_untuned(started, cpu, pool, tmp_path)
 
-    assert not out.manifest.exists()
-    assert not out.library.exists()
+    assert not CompiledFiles(tmp_path).manifest.exists()
+    assert not CompiledFiles(tmp_path).library.exists()
