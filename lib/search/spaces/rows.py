@@ -122,7 +122,7 @@ def _merge_rows(schedule: Schedule, blocks: Sequence[SBlockRV], n_rows: int, lan
 def _reduced_apart(schedule: Schedule, block: SBlockRV, n_rows: int, lanes: int) -> list[SBlockRV]:
     """The parts of a reduction, by lane and over the lanes, in loops of their own."""
     parts = []
-    for width in dict.fromkeys((lanes, _FEW)):
+    for width in _widths(lanes):
         _, lane = schedule.split(schedule.get_loops(block)[-1], [None, width])
         part = schedule.rfactor(lane, n_rows)
         step, lane = schedule.get_loops(part)[-2:]
@@ -161,10 +161,18 @@ def _parts(schedule: Schedule, block: SBlockRV, n_rows: int, lanes: int) -> list
     if found.init is None:
         return [(block, primitives.vectorize_last if len(found.iter_vars) > n_rows else _as_it_is)]
     parts: list[tuple[SBlockRV, _Vectorize]] = []
-    for width in dict.fromkeys((lanes, _FEW)):  # all lanes in one step would be a chain of as many operations
+    for width in _widths(lanes):
         _, lane = schedule.split(schedule.get_loops(block)[-1], [None, width])
         parts.append((schedule.rfactor(lane, n_rows), _reduce_by_lane))
     return [*parts, (block, _reduce_few)]
+
+
+def _widths(lanes: int) -> list[int]:
+    """Partial results of a reduction, step by step: all lanes in one step would be a chain of as many operations.
+
+    Never more than the step before: `rfactor` would drop the predicate, and read what nobody wrote (TVM 0.27).
+    """
+    return list(dict.fromkeys((lanes, min(lanes, _FEW))))
 
 
 def _as_it_is(_schedule: Schedule, _block: SBlockRV, _lanes: int) -> None:
@@ -185,7 +193,8 @@ def _vectorize_lane(schedule: Schedule, block: SBlockRV, step: LoopRV, lane: Loo
     schedule.vectorize(schedule.get_loops(initial)[-1])
 
 
-def _reduce_few(schedule: Schedule, block: SBlockRV, _lanes: int) -> None:
-    [lane] = [loop for loop in schedule.get_loops(block)[2:] if primitives.extent_of(schedule, loop) == _FEW]
+def _reduce_few(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
+    few = _widths(lanes)[-1]
+    [lane] = [loop for loop in schedule.get_loops(block)[2:] if primitives.extent_of(schedule, loop) == few]
     schedule.unroll(lane)
     schedule.decompose_reduction(block, lane)

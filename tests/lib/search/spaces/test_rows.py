@@ -3,7 +3,9 @@ import pytest
 import tvm
 from tvm import relax, te
 from tvm.relax import op
+from tvm.s_tir.analysis import OOBChecker
 
+from lib.machine import targets
 from lib.search.spaces import rows
 from lib.tir.workload import as_workload
 from tests.helpers import matmul, run_on, subgraph
@@ -85,6 +87,20 @@ def test_every_program_computes_what_it_should(cpu, make, shape):
         assert make is maximum or "T.vectorized(" in text
         found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_vectors_of_two_lanes_are_not_reduced_to_more_results_than_they_have():
+    short_vectors = targets.cpu_target('{"kind": "llvm", "mcpu": "nehalem"}', threads=2)
+    workload = softmax(short_vectors, 3, 10)
+    x = np.random.default_rng(0).normal(size=(3, 10)).astype(np.float32)
+
+    schedules = sampled(workload, short_vectors)
+
+    assert rows.fits(workload, short_vectors.tvm())
+    for schedule in schedules:
+        OOBChecker()(schedule.mod)  # what it would read beyond its tensors may be right by chance
+        found = run_on(schedule.mod, short_vectors.tvm(), [x], np.zeros_like(x))
+        np.testing.assert_allclose(found, in_numpy(softmax, x), rtol=1e-4, atol=1e-5)
 
 
 def test_sums_of_bytes_over_rows_are_exact(cpu):
