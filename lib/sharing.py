@@ -5,18 +5,19 @@ Positions are the case of the latter: a model for 40 words takes the first 40 ro
 
 import hashlib
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lib.contracts import weights
+from lib.contracts import tables, weights
 from lib.machine import host
-from lib.runtime.family_tuner_runtime.weights import ALIGNMENT
+from lib.runtime.family_tuner_runtime.weights import ALIGNMENT, Mapped
 
 Named = list[tuple[str, list[int]]]  # entries of the file with the shapes in which a library takes them, in order
 _Key = tuple[str, int, str]  # element type, bytes, digest
@@ -29,12 +30,6 @@ class Together:
     of_each: list[Named]  # by library; of an entry with more elements than the shape has, it takes the first
     n_bytes: int  # of all entries
     n_bytes_least: int  # of the library whose weights are the most: less, they cannot be
-
-    def without(self, places: Container[int]) -> "Together | None":
-        """The same without some libraries; None if they alone take some of the weights."""
-        kept = [named for n, named in enumerate(self.of_each) if n not in places]
-        taken, all_of_it = ({name for own in some for name, _ in own} for some in (kept, self.of_each))
-        return replace(self, of_each=kept) if taken == all_of_it else None
 
     def write(self, path: Path) -> None:
         """As JSON, for `read_together`."""
@@ -68,6 +63,18 @@ def write(out: Path, taken: Sequence[Sequence[np.ndarray]]) -> Together:
     of_each = [[(name_of[id(array)], list(array.shape)) for array in own] for own in taken]
     sizes = [sum(array.nbytes for array in own) for own in taken]
     return Together(of_each, sum(array.nbytes for array in arrays.values()), max(sizes, default=0))
+
+
+def without(path: Path, together: Together, places: Container[int]) -> Together:
+    """Take what some of the libraries alone take out of a file of weights; the others find theirs by the same names."""
+    of_each = [named for n, named in enumerate(together.of_each) if n not in places]
+    names, arrays = {name for own in of_each for name, _ in own}, Mapped(path).arrays()
+    taken = {name: array for name, array in arrays.items() if name in names}
+    if len(taken) < len(arrays):
+        with tables.written_whole(path) as partial:
+            weights.write(partial, taken)
+    sizes = [sum(arrays[name].itemsize * math.prod(shape) for name, shape in own) for own in of_each]
+    return Together(of_each, sum(array.nbytes for array in taken.values()), max(sizes, default=0))
 
 
 def list_weights(path: Path, shared: Path, named: Named) -> None:

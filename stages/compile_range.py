@@ -123,7 +123,7 @@ def run(
                 whole = list(zip(shapes, built, found, strict=True))
                 shapes, built, found = (list(part) for part in zip(
                     *(each for n, each in enumerate(whole) if n not in left_out), strict=True))  # fmt: skip
-                together = together.without(left_out) or _together(built, made, config)
+                together = sharing.without(made.params, together, left_out)
                 for shape, each in zip(shapes, built, strict=True):
                     shutil.copyfile(each.delivered, made.library_of(shape.name))
                 rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]

@@ -6,6 +6,7 @@ that computes the input; the calls then write into one buffer, one after the oth
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import pairwise
 
 import tvm
@@ -122,6 +123,7 @@ def _tuple_fields(lookup: Lookup, concat: relax.Call) -> list[relax.Expr]:
     return list(fields.fields) if isinstance(fields, relax.Tuple) else []
 
 
+@cache  # to read a program takes 20 ms, and a transformer has the same one in each layer
 def _place_function(shape: tuple[int, ...], offset: int, channels: int, kind: str) -> tirx.PrimFunc:
     """Writes an image (N, H, W, C) to channels [offset, offset + C) of a joint one."""
     batch, height, width, own = (tirx.IntImm("int64", extent) for extent in shape)  # as legalised operators have it

@@ -1,5 +1,4 @@
-from dataclasses import replace
-
+import ml_dtypes
 import numpy as np
 from tvm import relax
 
@@ -42,8 +41,27 @@ def test_the_beginning_of_a_longer_weight_is_part_of_it_if_all_bytes_are_the_sam
     assert found.n_bytes == sum(array.nbytes for array in kept)
     found.write(tmp_path / "together.json")
     assert sharing.read_together(tmp_path / "together.json") == found
-    assert found.without([0]) == replace(found, of_each=found.of_each[1:])
-    assert found.without([1]) is None  # nobody else takes the other one
+
+
+def test_weights_of_libraries_that_are_left_out_are_taken_out_of_the_file(tmp_path):
+    table, other, narrow = np.arange(48, dtype=np.float32), np.ones(7, np.int8), np.ones(3, ml_dtypes.bfloat16)
+    of_each = [[table], [other, table[:8]], [narrow, table.reshape(6, 8)]]
+    together = sharing.write(tmp_path / "all", of_each)
+    size = (tmp_path / "all").stat().st_size
+
+    same = sharing.without(tmp_path / "all", together, [0])
+    found = sharing.without(tmp_path / "all", same, [0])
+
+    assert same.of_each == together.of_each[1:]
+    assert same.n_bytes == together.n_bytes
+    mapped = Mapped(tmp_path / "all")
+    [(_, whole), (name, array)] = mapped.arrays().items()
+    assert found.of_each == together.of_each[2:]
+    assert found.of_each[0][0] == (name, [3])
+    np.testing.assert_array_equal(array, narrow)
+    np.testing.assert_array_equal(whole.reshape(-1), table)
+    assert found.n_bytes == found.n_bytes_least == table.nbytes + narrow.nbytes
+    assert (tmp_path / "all").stat().st_size < size
 
 
 def test_libraries_are_run_with_what_they_take_of_a_shared_file(cpu, tmp_path):
