@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from lib.graph import patterns
 from lib.graph.fusion import Model
 from lib.graph.rewrite import dtype, is_call, static_shape
+from lib.tir import gaps
 
 Emit = Callable[[relax.BlockBuilder, relax.Call, Sequence[relax.Expr]], relax.Expr]
 
@@ -164,12 +167,27 @@ def deeper(more: int, weight: np.ndarray) -> np.ndarray:
     return np.pad(weight, [(0, 0)] * (weight.ndim - 2) + [(0, more), (0, 0)])
 
 
-def deeper_data(builder: relax.BlockBuilder, data: relax.Expr, more: int) -> relax.Expr:
-    """Data with as many channels of zeros after its own, its last axis."""
+def deeper_data(builder: relax.BlockBuilder, data: relax.Expr, more: int, groups: int = 1) -> relax.Expr:
+    """Data with as many channels of zeros after its own, its last axis; after those of each group."""
     if not more:
         return data
-    width = [0] * (2 * len(shape_of(data)) - 1) + [more]
-    return builder.emit(op.nn.pad(data, width, "constant", 0.0))
+    if groups == 1 and dtype(data) in ("uint8", "int8"):  # may become a part of the convolution (`lib.graph.padding`)
+        return builder.emit(op.nn.pad(data, [0] * (2 * len(shape_of(data)) - 1) + [more], "constant", 0.0))
+    spread, marks = partial(_spread, groups, more), patterns.marks(patterns.INJECTIVE)
+    return builder.emit(builder.call_te(spread, data, primfunc_name_hint=gaps.DEEPER, primfunc_attrs=marks))
+
+
+def _spread(groups: int, more: int, data: te.Tensor) -> te.Tensor:
+    own = int(data.shape[-1]) // groups
+    wide = own + more
+
+    def value(*at: tirx.Var) -> tirx.Expr:
+        *outer, channel = at
+        group, n = channel // wide, channel % wide
+        return tirx.if_then_else(n < own, data(*outer, group * own + n), tirx.const(0, data.dtype))
+
+    shape = [*data.shape[:-1], tirx.IntImm("int64", groups * wide)]
+    return te.compute(shape, value, name=gaps.DEEPER, attrs={gaps.DEEPER: [own, wide]})
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:

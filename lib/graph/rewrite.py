@@ -174,6 +174,11 @@ def is_channels_last(convolution: relax.Call) -> bool:
     return (str(attrs.data_layout), str(attrs.kernel_layout), out) in _CHANNELS_LAST
 
 
+def groups_of(call: relax.Call) -> int:
+    """The groups of a convolution, each with channels of its own; 1 for a product."""
+    return 1 if is_call(call, "relax.matmul") else int(call.attrs.groups)
+
+
 def alike(
     call: relax.Call, data: relax.Expr, weight: relax.Expr, out_dtype: str, padding: Sequence[int] | None = None
 ) -> relax.Call:

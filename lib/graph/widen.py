@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 
 from lib.graph import patterns
 from lib.graph.reweight import Choose, Replacement, shape_of
-from lib.graph.rewrite import CONTRACTIONS, alike, dtype, is_call, is_channels_last
+from lib.graph.rewrite import CONTRACTIONS, alike, dtype, groups_of, is_call, is_channels_last
 from lib.machine.registers import narrowed
 
 _FUNCTION = "cut"  # name of the functions that drop the channels, for people
@@ -33,7 +33,7 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
     weight, out = shape_of(call.args[1]), shape_of(call)
     if not weight or not out or not _has_columns_last(call, weight):
         return None
-    groups = _groups(call)
+    groups = groups_of(call)
     columns = weight[-1] // groups
     wider = -(-columns // lanes) * lanes
     is_read_once = int(np.prod(out[:-1])) < _MIN_ROWS
@@ -48,11 +48,6 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
         emit=partial(_emit, columns),
         dtype=dtype(call.args[1]),
     )
-
-
-def _groups(call: relax.Call) -> int:
-    """The groups of a convolution, each with output channels of its own; 1 for a product."""
-    return 1 if is_call(call, "relax.matmul") else int(call.attrs.groups)
 
 
 def _padded(groups: int, more: int, weight: np.ndarray) -> np.ndarray:
@@ -74,7 +69,7 @@ def _pays(columns: int, wider: int, lanes: int) -> bool:
 
 def _emit(columns: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
     wide = alike(call, args[0], args[1], dtype(call))
-    return cut(builder, builder.emit(wide), columns, _groups(call))
+    return cut(builder, builder.emit(wide), columns, groups_of(call))
 
 
 def cut(builder: relax.BlockBuilder, wide: relax.Expr, columns: int, groups: int = 1) -> relax.Expr:

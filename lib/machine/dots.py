@@ -39,6 +39,10 @@ class Matrix:
     LATENCY = 52  # cycles until a sum can be added to again
     LINE = 2.25  # cycles that a row takes from L2 (measured; 0.5 from L1)
 
+    def at_once(self, steps: int) -> int:
+        """As how many of a reduction's steps are multiplied at once: what divides them."""
+        return max(n for n in range(1, self.STEPS + 1) if steps % n == 0)
+
     def heights(self, rows: int) -> list[int]:
         """The rows of each register that so many are divided into."""
         return [min(self.ROWS, rows - first) for first in range(0, rows, self.ROWS)]

@@ -60,6 +60,12 @@ def is_linear(indices: Sequence[Any], shape: Sequence[Any], var: Any, extent: in
     return stride(indices, shape, var, extent - 1) == (extent - 1) * stride(indices, shape, var)
 
 
+def at(index: Any, var: Any, value: int) -> int | None:
+    """An index where a variable has a value; None if it depends on others."""
+    found = Analyzer().simplify(replaced(index, {var: tirx.IntImm(var.ty.dtype, value)}))
+    return int(found) if isinstance(found, tirx.IntImm) else None
+
+
 def last_axis(block: SBlock) -> int:
     """The position of the axis along which the results of a block are contiguous."""
     last = stored(block).indices[-1]

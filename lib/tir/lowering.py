@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib.tir import analysis, anywhere, cpu_check, dot, gpu, matrix, parallel, prefetch, remainder, rounding
+from lib.tir import analysis, anywhere, cpu_check, dot, gaps, gpu, matrix, parallel, prefetch, remainder, rounding
 
 # Raise it with every change to what this module, `prefetch` or `remainder` makes of a program: latencies of before are
 # then told apart from those of after.
@@ -88,7 +88,7 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
     before = (
         [anywhere.insert] * (is_delivered and not lowering.repair)
         + [prefetch.insert] * lowering.prefetch
-        + [remainder.peel] * lowering.peel
+        + [remainder.peel, gaps.split] * lowering.peel
         + [gpu.repair] * lowering.repair
         + [parallel.mark_to_kind]
     )

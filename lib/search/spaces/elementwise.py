@@ -7,6 +7,7 @@ within a row; and how many vectors a task takes.
 
     parallel (elements.0), elements.1, lanes                    flat: rows do not matter
     parallel (rows.0), rows.1, vectors, lanes                   by row: indices of rows are computed once a row
+    parallel (rows.0), rows.1, groups, (channels; zeros)        channels that get more of them (`lib.tir.gaps`)
 
 Where vectors leave elements of a row over, those are computed in a shorter vector, apart (`lib.tir.remainder`).
 """
@@ -23,7 +24,7 @@ from tvm.target import Target
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import primitives
 from lib.search.spaces.space import feasible
-from lib.tir import analysis, parallel, remainder
+from lib.tir import analysis, gaps, parallel, remainder
 
 _WIDTHS = (1, 2, 4)  # registers of float32 that a vector fills: a register of bytes is made from four of them
 _MUCH_SMALLER = 4  # times: what is that, and takes more than arithmetic, is computed once, before
@@ -50,6 +51,8 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     blocks = analysis.leaf_blocks(schedule.mod["main"])
     if str(schedule.get(block).name_hint) != str(blocks[-1].name_hint) or not all(map(_is_elementwise, blocks)):
         return []
+    if gaps.DEEPER in blocks[-1].annotations:
+        return feasible(schedule, [_by_group])
     forms = [partial(form, machine=machine) for form in (_flat, _by_row)]
     return feasible(schedule, forms)
 
@@ -137,6 +140,20 @@ def _by_row(schedule: Schedule, machine: Registers) -> None:
     else:
         schedule.annotate(vectors, remainder.MARK, 1)
         schedule.annotate(rows_0, parallel.MARK, 1)
+
+
+def _by_group(schedule: Schedule) -> None:
+    last = _chained(schedule)
+    if last is None or schedule.get_producers(last):
+        raise ScheduleError("more than one block")
+    own, wide = map(int, schedule.get(last).annotations[gaps.DEEPER])
+    *rows, columns = schedule.get_loops(last)
+    group, channels = schedule.split(columns, [None, wide])
+    rows_0, _ = primitives.sampled_split(schedule, schedule.fuse(*rows))
+    schedule.parallel(rows_0)
+    schedule.unroll(group)
+    schedule.annotate(channels, gaps.MARK, own)
+    schedule.vectorize(channels)
 
 
 def _scheduled_before(schedule: Schedule, machine: Registers) -> SBlockRV:

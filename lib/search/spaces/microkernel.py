@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from lib.machine.registers import narrowed
 from lib.search.spaces import primitives
+from lib.search.spaces.primitives import Permuted
 from lib.search.spaces.roles import Roles
 from lib.search.spaces.tiling import Tile
-from lib.tir import analysis, dot, matrix, prefetch, remainder
+from lib.tir import analysis, dot, matrix, parallel, prefetch, remainder
 
 _UNROLLED = (2, 4, 8)  # steps of the K loop
 
@@ -33,6 +34,12 @@ def tile_contraction(
         results: The block that reads the accumulators, which have the scope `local` already; None: what follows.
     """
     loops = schedule.get_loops(block)
+    cut = primitives.permuted(schedule, block) if roles.groups > 1 and len(roles.rows) > 1 else None
+    if cut:
+        results = cut.copy
+        if not primitives.cuts_groups(schedule, cut, roles.groups):
+            primitives.apart(schedule, cut, tile.lanes)
+            cut = None
     results = results or primitives.epilogue(schedule, block, tile.lanes)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     columns, groups = loops[roles.columns], []
@@ -45,17 +52,43 @@ def tile_contraction(
     rest = [] if shared_out is split.rows else [split.rows]
     if tile.lines > 1:
         shared_out, split = _with_lines(schedule, shared_out, split, tile)
-    rows_0, rows_1 = primitives.sampled_split(schedule, shared_out)
-    columns_0, columns_1 = primitives.sampled_split(schedule, split.columns)
-    tasks = [*(loops[n] for n in roles.batch), *groups, *outer_rows, rows_0, columns_0]
+    factors = primitives.sampled_factors(schedule, shared_out)
+    rows_0, rows_1 = schedule.split(shared_out, factors)
+    # What cuts the columns of a group is done in the task, for all of them.
+    of_columns = [1, None] if cut else primitives.sampled_factors(schedule, split.columns)
+    columns_0, columns_1 = schedule.split(split.columns, of_columns)
+    # Rows first: a thread then has the part of the image that it has in the kernels before and after.
+    tasks = [*(loops[n] for n in roles.batch), *outer_rows, rows_0, *groups, columns_0]
     around, of_tile = [columns_1, rows_1, *rest], split.within(window)  # the tile, within a task
     schedule.reorder(*tasks, *around, *of_tile)
     task = schedule.fuse(*tasks)
-    schedule.parallel(task)
+    if not cut:
+        schedule.parallel(task)
     _fill(schedule, block, results, split, around[-1], tile)
     for producer in producers:
         primitives.pad(schedule, producer, task if padded_in_task else None)
     _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
+    if cut:
+        _cut_in_task(schedule, task, cut, roles, factors, tile)
+
+
+def _cut_in_task(
+    schedule: Schedule, task: LoopRV, cut: Permuted, roles: Roles, factors: Sequence[ExprRV], tile: Tile
+) -> None:
+    """Have what takes the first columns of each group follow in the tasks that compute these."""
+    loops = schedule.get_loops(cut.consumer)
+    *outer, lines, row = [loops[n] for n in roles.rows]
+    group, columns = schedule.split(loops[roles.columns], [None, cut.length])
+    in_tile = []
+    if tile.lines > 1:
+        lines, *in_tile = schedule.split(lines, [None, tile.lines])
+    lines_0, lines_1 = schedule.split(lines, factors)
+    tasks = [*(loops[n] for n in roles.batch), *outer, lines_0, group]
+    schedule.reorder(*tasks, lines_1, *in_tile, row, columns)
+    _, lane = schedule.split(columns, [None, narrowed(tile.lanes, cut.length)])
+    schedule.vectorize(lane)
+    # TVM's `parallel` knows no predicates of blocks, as tiles at a border have them.
+    schedule.annotate(schedule.merge(task, schedule.fuse(*tasks)), parallel.MARK, 1)
 
 
 def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: Tile, roles: Roles) -> None:

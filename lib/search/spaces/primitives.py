@@ -1,12 +1,14 @@
 """Schedule steps that several spaces take: sampled splits, vectors, padding, and the epilogue of accumulators."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV, ScheduleError
 
 from lib.machine.registers import narrowed
 from lib.search.spaces.roles import period
+from lib.tir import analysis
 
 _LONGEST = 64  # of the inner loop of a sampled split
 
@@ -65,13 +67,10 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     consumers = list(schedule.get_consumers(block))
     if not consumers or schedule.get(consumers[0]).init is not None:
         return schedule.cache_write(block, 0, "local")
-    consumer = consumers[0]
-    length = period(schedule.get(consumer)) if len(consumers) == 1 else 0
-    if length:
-        copy = schedule.cache_write(block, 0, "local")
-        _schedule_apart(schedule, consumer, length, lanes)
-        return copy
-    consumer = _with_what_follows(schedule, consumer)
+    if found := permuted(schedule, block):
+        apart(schedule, found, lanes)
+        return found.copy
+    consumer = _with_what_follows(schedule, consumers[0])
     if len(consumers) > 1:
         raise ScheduleError("what follows the reduction does not fit into one block")
     for other in schedule.get_producers(consumer):  # say, of a mask that is added
@@ -79,6 +78,42 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
             schedule.compute_inline(other)
     schedule.set_scope(block, 0, "local")
     return consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Permuted:
+    """A reduction's results, and the block that reads them in stretches."""
+
+    copy: SBlockRV  # of the accumulators, which have the scope `local`
+    consumer: SBlockRV  # with all that follows it inlined
+    length: int  # of a stretch
+
+
+def permuted(schedule: Schedule, block: SBlockRV) -> Permuted | None:
+    """What follows a reduction, if that is one block which reads its results in stretches; None if it is another."""
+    consumers = schedule.get_consumers(block)
+    if len(consumers) != 1 or schedule.get(consumers[0]).init is not None:
+        return None
+    length = period(schedule.get(consumers[0]))
+    if not length:
+        return None
+    copy = schedule.cache_write(block, 0, "local")
+    return Permuted(copy, _with_what_follows(schedule, consumers[0]), length)
+
+
+def cuts_groups(schedule: Schedule, found: Permuted, groups: int) -> bool:
+    """Whether a block takes the first columns of each of some groups, and all rows as they are (`lib.graph.widen`)."""
+    block, sums = schedule.get(found.consumer), analysis.stored(schedule.get(found.copy)).buffer
+    loads = [load for load in analysis.loaded(analysis.stored(block)) if load.source.same_as(sums)]
+    *rows, column = [axis.var for axis in block.iter_vars]
+    wide, n = int(sums.shape[-1]) // groups, found.length
+    if len(loads) != 1 or len(loads[0].indices) != len(rows) + 1 or columns_of(schedule, found.consumer) != groups * n:
+        return False
+    *of_rows, last = loads[0].indices
+    ends = [(group * n + end, group * wide + end) for group in range(groups) for end in (0, n - 1)]
+    return all(a.same_as(b) for a, b in zip(of_rows, rows, strict=True)) and all(
+        analysis.at(last, column, n) == place for n, place in ends
+    )
 
 
 def _with_what_follows(schedule: Schedule, block: SBlockRV) -> SBlockRV:
@@ -96,12 +131,10 @@ def _with_what_follows(schedule: Schedule, block: SBlockRV) -> SBlockRV:
     return block
 
 
-def _schedule_apart(schedule: Schedule, block: SBlockRV, length: int, lanes: int) -> None:
-    """A consumer that reads results in stretches of a length, with all that follows it inlined, as a parallel loop nest
-    of its own."""
-    block = _with_what_follows(schedule, block)
-    *outer, last = schedule.get_loops(block)
-    stretch, last = schedule.split(last, [None, length])
-    _, lane = schedule.split(last, [None, narrowed(lanes, length)])
+def apart(schedule: Schedule, found: Permuted, lanes: int) -> None:
+    """Have what reads results in stretches be a parallel loop nest of its own."""
+    *outer, last = schedule.get_loops(found.consumer)
+    stretch, last = schedule.split(last, [None, found.length])
+    _, lane = schedule.split(last, [None, narrowed(lanes, found.length)])
     schedule.parallel(schedule.fuse(*outer, stretch))
     schedule.vectorize(lane)

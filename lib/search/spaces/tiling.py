@@ -130,7 +130,7 @@ def matrix_tiles(image: Image, columns: int, steps: int, matrix: Matrix) -> list
     """
     if columns % matrix.LANES:
         return []
-    at_once = max(n for n in divisors(steps) if n <= matrix.STEPS)
+    at_once = matrix.at_once(steps)
     most = matrix.REGISTERS * matrix.ROWS
     tiles = [(1, r) for r in range(1, min(image.rows, most) + 1)]
     tiles += [(n, image.rows) for n in range(2, min(image.lines, most // image.rows) + 1)]

@@ -12,6 +12,7 @@ from lib.graph import fusion, precision
 from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from lib.graph.fusion import Model
 from lib.machine import targets
+from lib.machine.dots import AMX_BF16
 
 IMAGE, KERNEL, SHIFT = (1, 6, 6, 8), (3, 3, 8, 8), (8,)
 
@@ -185,3 +186,53 @@ def test_a_precision_that_is_none_is_refused():
 def test_another_precision_has_files_of_its_own():
     assert AlgorithmConfig(precision="bf16").suffix == "-precision_bf16"
     assert AlgorithmConfig().suffix == ""
+
+
+@pytest.mark.parametrize(
+    ("channels", "columns", "groups", "padded"),
+    [
+        (184, 32, 1, 192),  # 92 pairs are 23 times four, 96 are six times sixteen
+        (58, 32, 1, 60),  # 29 pairs are 29 times one, 30 are twice fifteen
+        (68, 32, 4, 72),  # of each group
+        (17, 48, 3, 18),
+        (24, 32, 2, 24),  # twelve at once, and no product less with more
+        (40, 16, 1, 40),  # two products of ten would be as many of twelve
+        (68, 16, 1, 72),
+        (2, 16, 4, 2),  # most would be zeros
+    ],
+)
+def test_input_channels_are_padded_where_an_instruction_for_matrices_takes_more_at_once(
+    cpu, channels, columns, groups, padded
+):
+    def build(_builder, x, w):
+        return op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO", groups=groups)
+
+    plain = model([(1, 4, 5, groups * channels), (1, 1, channels, groups * columns)], build)
+    x = np.random.default_rng(1).standard_normal((1, 4, 5, groups * channels)).astype(np.float32)
+
+    narrow = precision.in_bf16(plain, 16, AMX_BF16)
+
+    [kernel] = narrow.weights.values()
+    assert kernel.shape == (1, 1, padded, groups * columns)
+    apart = rounded(plain.weights["p1"]).reshape(channels, groups, columns)
+    expected = np.einsum("yxgc,cgk->yxgk", rounded(x).reshape(4, 5, groups, channels), apart)
+    np.testing.assert_allclose(run(narrow, [x], cpu), expected.reshape(1, 4, 5, -1), rtol=1e-4, atol=1e-4)
+
+
+def test_few_rows_and_vectors_alone_take_channels_as_they_are():
+    def few(_builder, x, w):
+        return op.matmul(x, w)
+
+    of_few_rows = precision.in_bf16(model([(4, 184), (184, 32)], few), 16, AMX_BF16)
+    of_vectors = precision.in_bf16(model([(64, 184), (184, 32)], few), 16)
+
+    assert of_few_rows.weights["p1"].shape == of_vectors.weights["p1"].shape == (184, 32)
+
+
+def test_groups_of_an_odd_number_of_channels_stay_in_float32_where_vectors_alone_multiply():
+    def build(_builder, x, w):
+        return op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO", groups=3)
+
+    plain = model([(1, 4, 5, 51), (1, 1, 17, 96)], build)
+
+    assert precision.in_bf16(plain, 16) is plain

@@ -8,7 +8,7 @@ from lib.graph import fusion, reweight, widen
 from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution
 from lib.search.spaces import contraction
-from lib.tir import traces
+from lib.tir import parallel, traces
 from lib.tir.workload import load_module
 from tests.helpers import run_on
 
@@ -86,19 +86,25 @@ def test_each_group_gets_channels_of_its_own(cpu):
     )
 
 
-def test_groups_are_cut_in_a_pass_of_its_own_after_tiles_of_whole_vectors(cpu):
-    made, changed = widened(convolution(40, groups=2))
+@pytest.mark.parametrize(
+    ("channels", "attrs"),
+    [(40, {"groups": 2}), (136, {"groups": 4}), (56, {"groups": 2, "strides": 2}), (80, {"groups": 4, "dilation": 2})],
+)
+def test_groups_are_cut_in_the_tasks_that_compute_them(cpu, channels, attrs):
+    made, changed = widened(convolution(channels, **attrs))
     [subgraph] = extract_subgraphs(fusion.fuse(made, cpu.tvm()))
     workload = load_module(subgraph.workload)
     x = np.random.default_rng(1).normal(size=(1, 8, 8, 16)).astype(np.float32)
     expected = in_tvm(cpu, made, x, changed["w"])
 
-    found = [traces.apply(workload, p.trace) for p in evolution.sample(workload, cpu.tvm(), 6, known=set(), seed=0)]
+    found = [traces.apply(workload, p.trace) for p in evolution.sample(workload, cpu.tvm(), 12, known=set(), seed=0)]
 
     assert contraction.fits(workload, cpu.tvm())
-    assert len(found) == 6
+    assert len(found) == 12
     for schedule in found:
-        assert 'scope="local"' in schedule.mod.script()
+        text = schedule.mod.script()
+        assert 'scope="local"' in text
+        assert text.count(f'"{parallel.MARK}": 1') == 1
         out = run_on(schedule.mod, cpu.tvm(), [x, changed["w"]], np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
