@@ -13,6 +13,7 @@ Where vectors leave elements of a row over, those are computed in a shorter vect
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import tvm
@@ -51,9 +52,9 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     blocks = analysis.leaf_blocks(schedule.mod["main"])
     if str(schedule.get(block).name_hint) != str(blocks[-1].name_hint) or not all(map(_is_elementwise, blocks)):
         return []
+    forms: list[Callable[[Schedule], None]] = [partial(form, machine=machine) for form in (_flat, _by_row)]
     if gaps.DEEPER in blocks[-1].annotations:
-        return feasible(schedule, [_by_group])
-    forms = [partial(form, machine=machine) for form in (_flat, _by_row)]
+        forms = [_by_group, *(forms if len(blocks) > 1 else [])]
     return feasible(schedule, forms)
 
 
