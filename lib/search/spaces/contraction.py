@@ -8,11 +8,12 @@ Geijn, "Anatomy of High-Performance Matrix Multiplication" (TOMS 2008), for conv
 neighbouring pixels. What is left to the search is how many rows and vectors, how far the K loop is unrolled, and which
 part of the output a parallel task computes and in which order.
 
-    parallel (batch, rows.0, columns.0)
+    parallel (batch, rows.0, groups, columns.0)
         columns.1, rows.1, other rows
             reduction.0, kernel window
                 reduction.1 (unrolled), rows (unrolled), vectors (unrolled), lanes (vectorised)
             the epilogue of the tile
+        of groups that were widened (`lib.graph.widen`): what takes the first columns of each
 
 Weights are packed to be read in order by MetaSchedule's RewriteLayout, where they are marked as free to be. Elements
 narrower than float32 are multiplied by an instruction that adds several products to each lane, where the machine has it

@@ -34,13 +34,7 @@ def tile_contraction(
         results: The block that reads the accumulators, which have the scope `local` already; None: what follows.
     """
     loops = schedule.get_loops(block)
-    cut = primitives.permuted(schedule, block) if roles.groups > 1 and len(roles.rows) > 1 else None
-    if cut:
-        results = cut.copy
-        if not primitives.cuts_groups(schedule, cut, roles.groups):
-            primitives.apart(schedule, cut, tile.lanes)
-            cut = None
-    results = results or primitives.epilogue(schedule, block, tile.lanes)
+    results, cut = (results, None) if results else _results(schedule, block, roles, tile)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     columns, groups = loops[roles.columns], []
     if roles.groups > 1:
@@ -70,6 +64,18 @@ def tile_contraction(
     _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
     if cut:
         _cut_in_task(schedule, task, cut, roles, factors, tile)
+
+
+def _results(schedule: Schedule, block: SBlockRV, roles: Roles, tile: Tile) -> tuple[SBlockRV, Permuted | None]:
+    """The block that reads the accumulators; of a convolution in groups also what takes the first columns of each after
+    that, if it can be done in the tasks that compute them."""
+    found = primitives.permuted(schedule, block) if roles.groups > 1 and len(roles.rows) > 1 else None
+    if found is None:
+        return primitives.epilogue(schedule, block, tile.lanes), None
+    if primitives.cuts_groups(schedule, found, roles.groups):
+        return found.copy, found
+    primitives.apart(schedule, found, tile.lanes)
+    return found.copy, None
 
 
 def _cut_in_task(
