@@ -157,12 +157,13 @@ def _more(call: relax.Call, depth: int, matrix: Matrix | None) -> int | None:
     if not out or not _has_input_channels(call, weight):
         return None
     groups, channels = groups_of(call), weight[-2]
-    least = -channels % depth
-    if matrix and (groups == 1 or channels >= _FEW) and math.prod(out[:-1]) >= matrix.ROWS:
+    least, columns = -channels % depth, weight[-1] // groups
+    fills_registers = matrix and columns % matrix.LANES == 0 and math.prod(out[:-1]) >= matrix.ROWS
+    if matrix and fills_registers and (groups == 1 or channels >= _FEW):
 
         def cycles(more: int) -> float:  # of a row
             steps = (channels + more) // depth
-            products = steps // matrix.at_once(steps) * -(-weight[-1] // groups // matrix.LANES)
+            products = steps // matrix.at_once(steps) * columns // matrix.LANES
             return products + _MOVING * (channels + more) * (more > 0)
 
         return min(range(least, depth * matrix.STEPS, depth), key=cycles)

@@ -12,7 +12,7 @@ from lib.graph import fusion, precision
 from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from lib.graph.fusion import Model
 from lib.machine import targets
-from lib.machine.dots import AMX_BF16
+from lib.machine.dots import AMX_BF16, AMX_INT8
 
 IMAGE, KERNEL, SHIFT = (1, 6, 6, 8), (3, 3, 8, 8), (8,)
 
@@ -219,14 +219,15 @@ def test_input_channels_are_padded_where_an_instruction_for_matrices_takes_more_
     np.testing.assert_allclose(run(narrow, [x], cpu), expected.reshape(1, 4, 5, -1), rtol=1e-4, atol=1e-4)
 
 
-def test_few_rows_and_vectors_alone_take_channels_as_they_are():
-    def few(_builder, x, w):
-        return op.matmul(x, w)
+@pytest.mark.parametrize(
+    ("rows", "columns", "matrix"),
+    [(4, 32, AMX_BF16), (64, 24, AMX_BF16), (64, 32, None)],
+    ids=["rows", "columns", "no"],
+)
+def test_where_no_instruction_for_matrices_is_used_channels_stay_as_they_are(rows, columns, matrix):
+    plain = model([(rows, 184), (184, columns)], lambda _builder, x, w: op.matmul(x, w))
 
-    of_few_rows = precision.in_bf16(model([(4, 184), (184, 32)], few), 16, AMX_BF16)
-    of_vectors = precision.in_bf16(model([(64, 184), (184, 32)], few), 16)
-
-    assert of_few_rows.weights["p1"].shape == of_vectors.weights["p1"].shape == (184, 32)
+    assert precision.in_bf16(plain, 16, matrix).weights["p1"].shape == (184, columns)
 
 
 def test_groups_of_an_odd_number_of_channels_stay_in_float32_where_vectors_alone_multiply():
@@ -236,3 +237,28 @@ def test_groups_of_an_odd_number_of_channels_stay_in_float32_where_vectors_alone
     plain = model([(1, 4, 5, 51), (1, 1, 17, 96)], build)
 
     assert precision.in_bf16(plain, 16) is plain
+
+
+@pytest.mark.parametrize(("channels", "groups", "padded"), [(17, 3, 20), (68, 4, 72), (68, 1, 72), (64, 2, 64)])
+def test_sums_of_padded_bytes_are_exact(cpu, channels, groups, padded):
+    shapes = (1, 4, 5, groups * channels), (1, 1, channels, groups * 32)
+    params = [
+        relax.Var(name, relax.TensorType(shape, kind))
+        for name, shape, kind in zip("xw", shapes, ("uint8", "int8"), strict=True)
+    ]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            attrs = {"data_layout": "NHWC", "kernel_layout": "HWIO", "groups": groups, "out_dtype": "int32"}
+            result = builder.emit_output(op.nn.conv2d(*params, **attrs))
+        builder.emit_func_output(result)
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(0, 256, shapes[0]).astype(np.uint8), rng.integers(-128, 128, shapes[1]).astype(np.int8)
+    plain = Model(tvm.IRModule({"main": builder.get()["main"].with_attr("num_input", 1)}), {"w": w})
+
+    found = precision.in_quads(plain, 16, AMX_INT8)
+
+    assert found.weights["w"].shape == (1, 1, padded, groups * 32)
+    apart = w.reshape(channels, groups, 32).astype(np.int32)
+    expected = np.einsum("yxgc,cgk->yxgk", x.reshape(4, 5, groups, channels).astype(np.int32), apart)
+    np.testing.assert_array_equal(run(found, [x], cpu), expected.reshape(1, 4, 5, -1))
