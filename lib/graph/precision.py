@@ -22,7 +22,7 @@ from tvm import relax
 from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph import lines, packing, reweight
+from lib.graph import grouping, lines, packing, reweight
 from lib.graph.fusion import Model
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, groups_of, is_call, is_channels_last, rewrite, rule
@@ -46,7 +46,7 @@ def in_bf16(model: Model, lanes: int, matrix: Matrix | None = None) -> Model:
         matrix: The instruction for matrices in bf16, if it has one.
     """
     by_lines = [partial(lines.replacement, matrix, _WIDE)] if matrix else []
-    found = reweight.replaced(model, [*by_lines, partial(_replacement, matrix)])
+    found = reweight.replaced(_with_merged_groups(model, matrix, _WIDE), [*by_lines, partial(_replacement, matrix)])
     found = packing.pack(found, BF16, lanes, _WIDE)
     if found is model:
         return model
@@ -62,8 +62,13 @@ def in_quads(model: Model, lanes: int, matrix: Matrix | None = None, *, packs: b
         packs: Whether there is one for products of two activations: unsigned bytes by signed ones.
     """
     by_lines = [partial(lines.replacement, matrix, INT8.weights)] if matrix else []
-    found = reweight.replaced(model, [*by_lines, partial(_quads, matrix)])
+    merged = _with_merged_groups(model, matrix, INT8.weights)
+    found = reweight.replaced(merged, [*by_lines, partial(_quads, matrix)])
     return _with_activations_in_floats(packing.pack(found, INT8, lanes) if packs else found)
+
+
+def _with_merged_groups(model: Model, matrix: Matrix | None, given: str) -> Model:
+    return reweight.replaced(model, [partial(grouping.replacement, matrix, given)]) if matrix else model
 
 
 @rule("relax.astype")

@@ -180,17 +180,19 @@ def groups_of(call: relax.Call) -> int:
 
 
 def alike(
-    call: relax.Call, data: relax.Expr, weight: relax.Expr, out_dtype: str, padding: Sequence[int] | None = None
-) -> relax.Call:
+    call: relax.Call, data: relax.Expr, weight: relax.Expr, out_dtype: str, padding: Sequence[int] | None = None,
+    groups: int | None = None,
+) -> relax.Call:  # fmt: skip
     """The same product (`matmul`) or convolution (`CONVOLUTIONS`) as a call, of other tensors; a convolution with its
-    own padding, unless another is given."""
+    own padding and groups, unless others are given."""
     attrs = call.attrs
     if is_call(call, "relax.matmul"):
         return relax.op.matmul(data, weight, out_dtype=out_dtype)
     convolve = getattr(relax.op.nn, call.op.name.rpartition(".")[2])
     return convolve(
         data, weight, strides=[int(s) for s in attrs.strides], dilation=[int(d) for d in attrs.dilation],
-        padding=[int(p) for p in attrs.padding] if padding is None else list(padding), groups=int(attrs.groups),
+        padding=[int(p) for p in attrs.padding] if padding is None else list(padding),
+        groups=groups or int(attrs.groups),
         data_layout=str(attrs.data_layout), kernel_layout=str(attrs.kernel_layout), out_layout=str(attrs.out_layout),
         out_dtype=out_dtype,
     )  # fmt: skip
