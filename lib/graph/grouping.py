@@ -1,8 +1,8 @@
 """Groups of few channels merged into larger ones, with weights of zero for what an output reads of other groups.
 
 ResNeXt's first convolutions have 32 groups of four channels. An instruction for matrices (`lib.machine.dots`) takes
-sixteen columns by 32 pairs at once, in the time of four by two: four such groups are as fast as one. To an
-output zeros times other channels are added, which is the same as long as these are finite.
+sixteen columns by 32 pairs at once, in the time of four by two: four such groups are as fast as one. To an output zeros
+times other channels are added, which changes nothing as long as these are finite.
 """
 
 from collections.abc import Sequence
