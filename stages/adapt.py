@@ -25,9 +25,8 @@ from lib.tuning.members import groups_of
 
 _WORTH_A_PROCESS = 100  # subgraphs: of 50 ms each, where a process takes two seconds to begin
 
-_Task = tuple[
-    str, set[str], str | None
-]  # a subgraph, those whose programs it may take over, and how weights are packed
+# A subgraph, those whose programs it may take over, and how weights are packed.
+_Task = tuple[str, set[str], str | None]
 
 
 def run(

@@ -25,7 +25,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from lib.graph import grouping, lines, packing, reweight
 from lib.graph.fusion import Model
 from lib.graph.reweight import Replacement, shape_of
-from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, groups_of, is_call, is_channels_last, rewrite, rule
+from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, groups_of, has_columns_last, is_call, rewrite, rule
 from lib.machine.dots import BF16, INT8, Matrix
 
 _WIDE, _NARROW, _SUMS = "float32", "bfloat16", "int32"
@@ -159,12 +159,12 @@ def _more(call: relax.Call, depth: int, matrix: Matrix | None) -> int | None:
     where that spares more than it takes to move the data: 2 of 34 steps in each of 17 products, or 12 of 36 in three.
     """
     weight, out = shape_of(call.args[1]), shape_of(call)
-    if not out or not _has_input_channels(call, weight):
+    if not out or not has_columns_last(call, weight):
         return None
     groups, channels = groups_of(call), weight[-2]
     least, columns = -channels % depth, weight[-1] // groups
-    fills_registers = matrix and columns % matrix.LANES == 0 and math.prod(out[:-1]) >= matrix.ROWS
-    if matrix and fills_registers and (groups == 1 or channels >= _FEW):
+    has_room = groups == 1 or channels >= _FEW
+    if matrix and has_room and columns % matrix.LANES == 0 and math.prod(out[:-1]) >= matrix.ROWS:
 
         def cycles(more: int) -> float:  # of a row
             steps = (channels + more) // depth
@@ -178,11 +178,7 @@ def _more(call: relax.Call, depth: int, matrix: Matrix | None) -> int | None:
 def sums_input_channels(call: relax.Call, weight: tuple[int, ...], depth: int) -> bool:
     """Whether a product or convolution sums over input channels, which are the weight's last axis but one, so many at
     once: all of them, or those of a group, which are not padded for that."""
-    return _has_input_channels(call, weight) and (groups_of(call) == 1 or weight[-2] % depth == 0)
-
-
-def _has_input_channels(call: relax.Call, weight: tuple[int, ...]) -> bool:
-    return len(weight) == 2 if is_call(call, "relax.matmul") else is_channels_last(call)
+    return has_columns_last(call, weight) and (groups_of(call) == 1 or weight[-2] % depth == 0)
 
 
 def _narrowed(more: int, weight: np.ndarray) -> np.ndarray:

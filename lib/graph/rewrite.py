@@ -174,6 +174,12 @@ def is_channels_last(convolution: relax.Call) -> bool:
     return (str(attrs.data_layout), str(attrs.kernel_layout), out) in _CHANNELS_LAST
 
 
+def has_columns_last(call: relax.Call, weight: Sequence[int]) -> bool:
+    """Whether a product's or convolution's weight, of some shape, has the input channels in its last axis but one, and
+    the last axis of the result in its last."""
+    return len(weight) == 2 if is_call(call, "relax.matmul") else is_channels_last(call)
+
+
 def groups_of(call: relax.Call) -> int:
     """The groups of a convolution, each with channels of its own; 1 for a product."""
     return 1 if is_call(call, "relax.matmul") else int(call.attrs.groups)

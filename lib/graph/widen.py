@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 
 from lib.graph import patterns
 from lib.graph.reweight import Choose, Replacement, shape_of
-from lib.graph.rewrite import CONTRACTIONS, alike, dtype, groups_of, is_call, is_channels_last
+from lib.graph.rewrite import CONTRACTIONS, alike, dtype, groups_of, has_columns_last, is_call
 from lib.machine.registers import narrowed
 
 _FUNCTION = "cut"  # name of the functions that drop the channels, for people
@@ -31,7 +31,7 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
     if not is_call(call, *CONTRACTIONS) or dtype(call) not in ("float32", "int32"):
         return None
     weight, out = shape_of(call.args[1]), shape_of(call)
-    if not weight or not out or not _has_columns_last(call, weight):
+    if not weight or not out or not has_columns_last(call, weight):
         return None
     groups = groups_of(call)
     columns = weight[-1] // groups
@@ -54,11 +54,6 @@ def _padded(groups: int, more: int, weight: np.ndarray) -> np.ndarray:
     """A weight with `more` columns of zeros after those of each group."""
     apart = weight.reshape(*weight.shape[:-1], groups, -1)
     return np.pad(apart, [(0, 0)] * (apart.ndim - 1) + [(0, more)]).reshape(*weight.shape[:-1], -1)
-
-
-def _has_columns_last(call: relax.Call, weight: tuple[int, ...]) -> bool:
-    """Whether the last axis of the weight is the last one of the result."""
-    return len(weight) == 2 if is_call(call, "relax.matmul") else is_channels_last(call)
 
 
 def _pays(columns: int, wider: int, lanes: int) -> bool:

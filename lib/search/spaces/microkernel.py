@@ -91,8 +91,7 @@ def _cut_in_task(
     lines_0, lines_1 = schedule.split(lines, factors)
     tasks = [*(loops[n] for n in roles.batch), *outer, lines_0, group]
     schedule.reorder(*tasks, lines_1, *in_tile, row, columns)
-    _, lane = schedule.split(columns, [None, narrowed(tile.lanes, cut.length)])
-    schedule.vectorize(lane)
+    primitives.vectorize_last(schedule, cut.consumer, narrowed(tile.lanes, cut.length))
     # TVM's `parallel` knows no predicates of blocks, as tiles at a border have them.
     schedule.annotate(schedule.merge(task, schedule.fuse(*tasks)), parallel.MARK, 1)
 

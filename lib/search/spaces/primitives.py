@@ -134,7 +134,6 @@ def _with_what_follows(schedule: Schedule, block: SBlockRV) -> SBlockRV:
 def apart(schedule: Schedule, found: Permuted, lanes: int) -> None:
     """Have what reads results in stretches be a parallel loop nest of its own."""
     *outer, last = schedule.get_loops(found.consumer)
-    stretch, last = schedule.split(last, [None, found.length])
-    _, lane = schedule.split(last, [None, narrowed(lanes, found.length)])
+    stretch, _ = schedule.split(last, [None, found.length])
     schedule.parallel(schedule.fuse(*outer, stretch))
-    schedule.vectorize(lane)
+    vectorize_last(schedule, found.consumer, narrowed(lanes, found.length))

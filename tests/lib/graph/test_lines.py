@@ -51,6 +51,21 @@ def test_convolutions_of_few_channels_are_numpys(cpu, image, kernel, strides, pa
     np.testing.assert_allclose(run(by_lines, [x], cpu), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_groups_that_are_merged_to_one_are_summed_by_lines_as_well(cpu):
+    image, kernel = (1, 9, 11, 8), (3, 3, 4, 16)
+    plain = model([image, kernel], convolution((1, 1), (1, 1, 1, 1), groups=2))
+    x = np.random.default_rng(1).standard_normal(image).astype(np.float32)
+
+    by_lines = precision.in_bf16(plain, 16, AMX_BF16)
+
+    assert any(FUNCTION in name for name, _ in functions(by_lines, cpu))
+    weight, padding = rounded(plain.weights["p1"]), (1, 1, 1, 1)
+    parts = [
+        convolved(rounded(x)[..., 4 * n : 4 * n + 4], weight[..., 8 * n : 8 * n + 8], (1, 1), padding) for n in (0, 1)
+    ]
+    np.testing.assert_allclose(run(by_lines, [x], cpu), np.concatenate(parts, -1), rtol=1e-4, atol=1e-4)
+
+
 def test_bytes_are_numpys_to_the_last_bit(cpu):
     image, kernel, strides, padding = (1, 10, 10, 3), (3, 3, 3, 16), (2, 2), (1, 1, 1, 1)
     rng, builder = np.random.default_rng(0), relax.BlockBuilder()
