@@ -49,6 +49,7 @@ def build(
 def lowered(module: tvm.IRModule, target: Target) -> relax.VMExecutable:
     """Compile a module of functions of TIR, scheduled or not."""
     stages = lowering.passes(target)
+    _views, *to_calls = stages.dataflow_lower_passes(target)
     plan, *finalize = stages.finalize_passes(target)
     # Not MetaScheduleApplyDatabase's lookup nor compile_relax: both miss silently when an attribute differs.
     with target, tvm.transform.PassContext(opt_level=3):
@@ -57,7 +58,8 @@ def lowered(module: tvm.IRModule, target: Target) -> relax.VMExecutable:
                 *stages.library_dispatch_passes(target),
                 transform.LegalizeOps(),
                 *lowering.default_schedules(target),
-                *stages.dataflow_lower_passes(target),
+                storage.Views(),
+                *to_calls,
                 plan,
                 *([storage.Centre()] if target.kind.name == "llvm" else []),
                 *finalize,

@@ -1,14 +1,55 @@
-"""Where tensors lie in memory that several of them use, one after the other."""
+"""Where tensors lie in memory that several of them use: one after the other, or at once, as views."""
 
 import math
 
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.ir import Op
+from tvm.relax import transform
 
+from lib.graph.concatenation import called
+from lib.graph.rewrite import is_call
 from lib.tir import analysis, anywhere
 
 _ALLOC_STORAGE, _ALLOC_TENSOR = Op.get("relax.memory.alloc_storage"), Op.get("relax.memory.alloc_tensor")
+_x = te.placeholder((1,), name="x")
+_NO_RESHAPE = te.create_prim_func([_x, te.compute((1,), lambda i: -_x[i])])  # stands for functions that TVM may not see
+
+
+@tvm.transform.module_pass(opt_level=0, name="Views")
+class Views:
+    """TVM's RewriteDataflowReshape, by which what a reshape returns is a view of what it reads, but never a tensor that
+    others write into.
+
+    TVM 0.27 knows a reshape by a function that writes each element where it read it, if it says so of all that it
+    writes, not of all that there is. So has the first part of a concatenation that is a slice of a tensor with as many
+    channels as the whole, at the same ones: as a view it had the other parts written into the tensor that it is of.
+    """
+
+    def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        """Functions of Relax in dataflow form, and those in TIR that they call."""
+        own = {gvar: module[gvar] for gvar in _of_own_memory(module)}
+        module = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
+        for gvar in own:
+            module[gvar] = _NO_RESHAPE
+        module = transform.RewriteDataflowReshape()(module)
+        for gvar, function in own.items():
+            module[gvar] = function
+        return module
+
+
+def _of_own_memory(module: tvm.IRModule) -> set[tvm.ir.GlobalVar]:
+    """Functions in TIR whose results calls in place write into."""
+    found = set()
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+            for call in values.values():
+                if is_call(call, "relax.call_tir_inplace"):
+                    targets = (call.args[1].fields[int(n)] for n in call.attrs.inplace_indices if int(n) >= 0)
+                    makers = (called(values[target]) for target in targets if target in values)
+                    found |= {maker[0] for maker in makers if maker}
+    return found
 
 
 @tvm.transform.module_pass(opt_level=0, name="Centre")

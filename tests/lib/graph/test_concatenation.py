@@ -57,7 +57,17 @@ def what_is_appended_was_there_first(x):
     return op.permute_dims(op.concat([joined, rest], 3), [0, 2, 1, 3])
 
 
+def a_slice_where_it_was(x):
+    """One part is a slice of an image with as many channels as the joint one, at the same channels; the image is read
+    again. As in EdgeNeXt."""
+    image, half = op.nn.softmax(x), x.ty.shape.values[3] // 2
+    other = op.nn.softmax(op.strided_slice(image, [3], [half], [2 * half]))
+    joined = op.concat([op.strided_slice(image, [3], [0], [half]), other], 3)
+    return [op.negative(joined), op.exp(image)]
+
+
 CONCATENATIONS = [
+    a_slice_where_it_was,
     what_is_appended_was_there_first,
     lambda x: op.concat([conv(x, 2), conv(x, 4, 2, 3)], 3),
     lambda x: op.concat([conv(x, 2), conv(x, 4, 2)], -1),
@@ -163,3 +173,23 @@ def test_placed_parts_can_be_built_into_a_library(packs, cpu, tmp_path):
     assert library.module.implements_function("main")
     assert not library.module.implements_function(deploy.PACKER)  # it stands beside it, if it is asked for
     assert (tmp_path / "packing.json").exists() == (packs is not None)
+
+
+def test_the_first_part_is_no_view_of_the_image_that_it_was_in(cpu, tmp_path):
+    """A scheduled program moves each element to where it was: TVM takes that for a reshape, but the next part is written
+    into the same memory."""
+    given = module(a_slice_where_it_was, (2, 4, 5, 32))
+    model = fusion.lift_constants(given)
+    made = fusion.fuse(model.module, cpu.tvm())
+    chosen = {}
+    for subgraph in extract_subgraphs(made):
+        if "strided_slice" in subgraph.name and "place" in subgraph.name:
+            [program] = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 1, known=set(), seed=0)
+            chosen |= dict.fromkeys(subgraph.functions, program.trace)
+    assert chosen
+    deploy.build(made, chosen, cpu.tvm(), tmp_path / "lib.so")
+
+    library = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "lib.so")), tvm.cpu())
+    x = random((2, 4, 5, 32))
+    for found, expected in zip(library["main"](tvm.runtime.tensor(x)), run(given, x), strict=True):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
