@@ -176,8 +176,8 @@ def test_placed_parts_can_be_built_into_a_library(packs, cpu, tmp_path):
 
 
 def test_the_first_part_is_no_view_of_the_image_that_it_was_in(cpu, tmp_path):
-    """A scheduled program moves each element to where it was: TVM takes that for a reshape, but the next part is written
-    into the same memory."""
+    """A scheduled program moves each element to where it was: TVM takes that for a reshape. But the next part is
+    written into that memory."""
     given = module(a_slice_where_it_was, (2, 4, 5, 32))
     model = fusion.lift_constants(given)
     made = fusion.fuse(model.module, cpu.tvm())
