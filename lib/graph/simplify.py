@@ -15,6 +15,7 @@ from lib.graph.rules import (
     pooling,
     quantization,
     resizing,
+    transposed,
 )
 
 RULES = [
@@ -23,6 +24,7 @@ RULES = [
     *attention.RULES,  # before movement, which would rewrite the patterns that they match
     *movement.RULES,
     *normalization.RULES,
+    *transposed.RULES,
     *convolution.RULES,
     *pooling.RULES,
     *resizing.RULES,
@@ -31,6 +33,9 @@ _LAYOUTS = {
     "relax.nn.conv1d": ["NWC", "WIO"],
     "relax.nn.conv2d": ["NHWC", "HWIO"],
     "relax.nn.conv3d": ["NDHWC", "DHWIO"],
+    "relax.nn.conv1d_transpose": ["NWC", "IOW"],
+    "relax.nn.conv2d_transpose": ["NHWC", "IOHW"],
+    "relax.nn.conv3d_transpose": ["NDHWC", "IODHW"],
 }
 
 

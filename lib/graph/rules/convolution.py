@@ -1,7 +1,5 @@
 """Batch norms, scales, shifts and paddings are folded into the convolution or the dense layer before or after them."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from tvm import relax
 from tvm.relax import op
@@ -140,98 +138,7 @@ def pad_in_convolution(rewriter: Rewriter, call: relax.Call) -> relax.Expr | Non
     return alike(call, pad.args[0], call.args[1], dtype(call), padding)
 
 
-@rule("relax.nn.conv2d_transpose")
-def transposed_convolution(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """In NHWC, where ConvertLayout leaves it and TVM 0.27 cannot lower it: as a product where windows lie side by side,
-    else as a convolution that computes all pixels of a step of the stride, else in NCHW between two transpositions."""
-    attrs, shape, kernel = call.attrs, rewriter.shape(call.args[0]), rewriter.shape(call.args[1])
-    is_last = str(attrs.data_layout) == str(attrs.out_layout) == "NHWC" and str(attrs.kernel_layout) == "IOHW"
-    if not is_last or shape is None or kernel is None:
-        return None
-    strides, extents = [int(s) for s in attrs.strides], list(kernel[2:])
-    others = [*attrs.padding, *attrs.output_padding, *(int(d) - 1 for d in attrs.dilation)]
-    data, weight = call.args
-    if strides == extents and int(attrs.groups) == 1 and not any(map(int, others)):
-        (n, h, w, _), (into, out, kh, kw) = shape, kernel
-        columns = op.reshape(op.permute_dims(weight, [0, 2, 3, 1]), [into, kh * kw * out])
-        product = op.matmul(data, rewriter.emit(columns))
-        apart = op.permute_dims(op.reshape(product, [n, h, w, kh, kw, out]), [0, 1, 3, 2, 4, 5])
-        return op.reshape(apart, [n, h * kh, w * kw, out])
-    if (steps := _by_steps(rewriter, call)) is not None:
-        return steps
-    made = op.nn.conv2d_transpose(
-        rewriter.emit(op.permute_dims(data, [0, 3, 1, 2])), weight, strides=strides,
-        padding=[int(p) for p in attrs.padding], output_padding=[int(p) for p in attrs.output_padding],
-        dilation=[int(d) for d in attrs.dilation], groups=int(attrs.groups), data_layout="NCHW",
-        kernel_layout="IOHW", out_dtype=dtype(call),
-    )  # fmt: skip
-    return op.permute_dims(rewriter.emit(made), [0, 2, 3, 1])
-
-
-def _by_steps(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """A transposed convolution without the zeros between its pixels: y[q * s + r] is the sum of x[q - j] * w[j * s + r]
-    over j, so that the s results of a step q are channels of one convolution. (Sub-pixel convolutions: Shi et al., "Is
-    the deconvolution layer the same as a convolutional layer?", arXiv 1609.07009.)"""
-    attrs, weight = call.attrs, rewriter.value(call.args[1])
-    shape, results = rewriter.shape(call.args[0]), rewriter.shape(call)
-    if weight is None or shape is None or results is None:
-        return None
-    if int(attrs.groups) != 1 or any(int(d) != 1 for d in attrs.dilation):
-        return None
-    strides, before = [int(s) for s in attrs.strides], [int(p) for p in attrs.padding][:2]
-    axes = [_Steps(*each) for each in zip(shape[1:3], results[1:3], weight.shape[2:], strides, before, strict=True)]
-    if any(min(axis.padding) < 0 for axis in axes):
-        return None
-    (y, x), (into, out) = axes, weight.shape[:2]
-    around = [(0, axis.taps * axis.stride - extent) for axis, extent in zip(axes, weight.shape[2:], strict=True)]
-    whole = np.pad(weight, [(0, 0), (0, 0), *around]).reshape(into, out, y.taps, y.stride, x.taps, x.stride)
-    kernel = whole[:, :, ::-1, :, ::-1, :].transpose(2, 4, 0, 3, 5, 1)
-    made = op.nn.conv2d(
-        call.args[0], constant(kernel.reshape(y.taps, x.taps, into, -1)), out_dtype=dtype(call),
-        padding=[*(axis.padding[0] for axis in axes), *(axis.padding[1] for axis in axes)],
-        data_layout="NHWC", kernel_layout="HWIO",
-    )  # fmt: skip
-    n, (high, wide) = shape[0], (axis.last - axis.first + 1 for axis in axes)
-    apart = op.reshape(rewriter.emit(made), [n, high, wide, y.stride, x.stride, out])
-    joined = op.permute_dims(rewriter.emit(apart), [0, 1, 3, 2, 4, 5])
-    pixels = op.reshape(rewriter.emit(joined), [n, high * y.stride, wide * x.stride, out])
-    begins = [axis.before - axis.first * axis.stride for axis in axes]
-    ends = [begin + extent for begin, extent in zip(begins, results[1:3], strict=True)]
-    return op.strided_slice(rewriter.emit(pixels), [1, 2], begins, ends, [1, 1])
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """Along one axis of a transposed convolution; pixels of the result are counted with those that padding drops."""
-
-    extent: int
-    result: int
-    window: int
-    stride: int
-    before: int  # pixels that are dropped
-
-    @property
-    def taps(self) -> int:
-        """Pixels that a step reads."""
-        return -(-self.window // self.stride)
-
-    @property
-    def first(self) -> int:
-        """Step of the first pixel that is kept."""
-        return self.before // self.stride
-
-    @property
-    def last(self) -> int:
-        """Step of the last one."""
-        return (self.before + self.result - 1) // self.stride
-
-    @property
-    def padding(self) -> tuple[int, int]:
-        """Zeros that the convolution reads before and after the image; negative: it does not read all of that."""
-        return self.taps - 1 - self.first, self.last - (self.extent - 1)
-
-
 RULES: list[Rule] = [
-    transposed_convolution, fold_batch_norm, equal_ranks, scale_into_weights, scale_before_shift, join_shifts,
+    fold_batch_norm, equal_ranks, scale_into_weights, scale_before_shift, join_shifts,
     plain_pad, pad_in_convolution,
 ]  # fmt: skip
