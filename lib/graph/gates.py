@@ -1,4 +1,4 @@
-"""Gates on images, as squeeze and excitation has them, as kernels of their own.
+"""Gates on images, as squeeze and excitation or instance norms have them, as kernels of their own.
 
 FuseOps takes the product of an image with a gate for each channel as the epilogue of the small convolution that makes
 the gate. The loops of that have one pixel and its channels to share out, so that each thread would take some channels
@@ -17,6 +17,8 @@ from lib.graph.concatenation import called
 from lib.graph.rewrite import CONTRACTIONS, is_call, mutated, static_shape
 
 _FUNCTION = "gate"
+_SUMS = ("relax.sum", "relax.mean")
+_SPREAD = tuple(f"relax.{name}" for name in ("add", "multiply", "divide", "sqrt", "rsqrt", "reshape", "broadcast_to"))
 _MUCH_SMALLER = 8  # times: the gate of a few pixels may as well be an epilogue
 
 
@@ -35,11 +37,25 @@ class _Separator(PyExprMutator):
         call = self.visit_expr_post_order(old)
         size = _size(call)
         if not is_call(call, "relax.multiply") or not any(
-            _MUCH_SMALLER * _size(arg) <= size and self._is_contracted(arg) for arg in call.args
+            _MUCH_SMALLER * _size(arg) <= size and (self._is_contracted(arg) or self._is_summed(arg, call))
+            for arg in call.args
         ):
             return call
         attrs = patterns.marks(patterns.OUT_ELEMENTWISE)
         return self.builder_.call_te(topi.multiply, *call.args, primfunc_name_hint=_FUNCTION, primfunc_attrs=attrs)
+
+    def _is_summed(self, expr: relax.Expr, image: relax.Expr) -> bool:
+        """Whether a tensor has a number for each channel of an image, and comes of a sum over lines."""
+        return _last(expr) == _last(image) > 1 and self._comes_of(expr, *_SUMS)
+
+    def _comes_of(self, expr: relax.Expr, *operators: str) -> bool:
+        """Whether a tensor is computed from what one of some operators returns, element by element or spread out."""
+        value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        if isinstance(value, relax.Var):
+            return self._comes_of(value, *operators)
+        if not isinstance(value, relax.Call) or is_call(value, *operators):
+            return value is not None and is_call(value, *operators)
+        return is_call(value, *_SPREAD) and any(self._comes_of(arg, *operators) for arg in value.args)
 
     def _is_contracted(self, expr: relax.Expr) -> bool:
         """Whether a tensor is a contraction's, through what keeps its number of elements: what FuseOps takes for its
@@ -56,6 +72,12 @@ class _Separator(PyExprMutator):
             return pattern == patterns.OUT_ELEMENTWISE or (is_epilogue and self._is_contracted(found[1][0]))
         arguments = value.args if isinstance(value, relax.Call) else ()
         return any(_size(arg) == _size(expr) and self._is_contracted(arg) for arg in arguments)
+
+
+def _last(expr: relax.Expr) -> int:
+    """The last extent of a tensor; 0 if that is not known."""
+    shape = static_shape(expr) if isinstance(expr.ty, relax.TensorType) else None
+    return shape[-1] if shape else 0
 
 
 def _size(expr: relax.Expr) -> int:

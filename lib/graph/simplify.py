@@ -16,6 +16,7 @@ from lib.graph.rules import (
     quantization,
     resizing,
     transposed,
+    volumes,
 )
 
 RULES = [
@@ -26,6 +27,7 @@ RULES = [
     *normalization.RULES,
     *transposed.RULES,
     *convolution.RULES,
+    *volumes.RULES,
     *pooling.RULES,
     *resizing.RULES,
 ]

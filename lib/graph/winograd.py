@@ -8,9 +8,12 @@ additions and memory traffic, those of the kernels are done once, at compile tim
 In bf16 the products read transformed data and kernels in bf16, and all else is float32. That makes 1.4 to 1.8 times the
 error of the convolution in bf16 with m = 2, where a transform adds four elements; with m = 4, whose entries reach 8,
 too much, so there is none.
+Of volumes, convolutions of 3x3x3 or of any other depth, tiles are those of each frame, and the products sum over the
+frames that a result sees, too: the data of a frame is transformed once.
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), sections 3 and 4.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -79,66 +82,88 @@ def _replacement(call: relax.Call, kind: str) -> Replacement | None:
     if not tile:
         return None
     size = tile + KERNEL - 1
+    *depth, _, _, inputs, outputs = shape_of(call.args[1])
     return Replacement(
         kind=(FUNCTION, tile, kind),
         value=lambda kernel: transformed(kernel, tile, kind),
-        shape=(size, size, *shape_of(call.args[1])[2:]),
+        shape=(size, size, *depth, inputs, outputs),
         emit=partial(_emit, tile, kind),
         dtype=kind,
     )
 
 
-def best_tile(image: tuple[int, int], channels: tuple[int, int], batch: int = 1, kind: str = _WIDE) -> int:
+def best_tile(
+    image: tuple[int, int],
+    channels: tuple[int, int],
+    frames: tuple[int, int] = (1, 1),
+    depth: int = 1,
+    kind: str = _WIDE,
+) -> int:
     """m of the transform for a convolution to outputs of height and width, from and to channels; 0 for none.
 
     Counts the cost of each algorithm in multiplications of floats: its own, of which bf16 takes half the time, and its
     memory traffic, for CPUs of today, which do about ten multiplications while an element comes from memory, where the
     kernels of a large model are, and about seven while one is written to L2 or L3 between the transforms and the
     products, and as many while it is read again.
-    """
+
+    Args:
+        frames: How many images are read, and how many are written.
+        depth: Images that each result sees.
+    """  # fmt: skip
     height, width = image
-    kernel, area = channels[0] * channels[1], batch * height * width
+    kernel, area = depth * channels[0] * channels[1], height * width
     share = 0.5 if kind == _NARROW else 1.0  # of a float's time and memory
-    costs = {0: share * (9.0 * kernel * area + _FROM_MEMORY * 9 * kernel)}
+    costs = {0: share * (9.0 * kernel * frames[1] * area + _FROM_MEMORY * 9 * kernel)}
     for tile, transforms in _TRANSFORMS.items():
         if kind == _NARROW and tile not in _NARROW_TILES:
             continue
         positions = transforms.window**2
-        elements = batch * -(-height // tile) * -(-width // tile) * positions  # of the transformed image, a channel
-        between = _THROUGH_CACHE * elements * (share * channels[0] + channels[1])
-        costs[tile] = share * (kernel * elements + _FROM_MEMORY * positions * kernel) + between
+        elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
+        between = _THROUGH_CACHE * elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
+        costs[tile] = share * (kernel * frames[1] * elements + _FROM_MEMORY * positions * kernel) + between
     return min(costs, key=lambda tile: costs[tile])
 
 
 def transformed(kernel: np.ndarray, tile: int, kind: str = _WIDE) -> np.ndarray:
-    """G g G^T for each pair of channels: HWIO to (m + 2) x (m + 2) x I x O, summed in double precision."""
+    """G g G^T for each pair of channels: HWIO to (m + 2) x (m + 2) x I x O, or DHWIO to (m + 2) x (m + 2) x D x I x O,
+    summed in double precision."""
     matrix = _TRANSFORMS[tile].kernel
-    found = np.einsum("ai,bj,ijco->abco", matrix, matrix, kernel.astype(np.float64)).astype(np.float32)
+    found = np.einsum("ai,bj,...ijco->ab...co", matrix, matrix, kernel.astype(np.float64)).astype(np.float32)
     return found.astype(ml_dtypes.bfloat16) if kind == _NARROW else found
 
 
-def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: tuple[int, int, int, int]) -> te.Tensor:
-    """A convolution of images (N, H, W, C) with a transformed kernel, to float32.
+def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence[int]) -> te.Tensor:
+    """A convolution of images (N, H, W, C) or volumes (N, D, H, W, C) with a transformed kernel, to float32.
 
     Args:
         data: Of the element type of the kernel: float32 or bf16.
-        padding: Of the images, in lines and columns: top, left, bottom, right.
+        padding: Of the images, in lines and columns: top, left, bottom, right; of volumes: front, top, left, back,
+            bottom, right.
     """
     transforms = _TRANSFORMS[tile]
-    batch, height, width, channels = (int(extent) for extent in data.shape)
-    top, left, bottom, right = padding
+    batch, *depth, height, width, channels = (int(extent) for extent in data.shape)
+    half = len(padding) // 2
+    (*front, top, left), (*back, bottom, right) = padding[:half], padding[half:]
     out_height, out_width = height + top + bottom - KERNEL + 1, width + left + right - KERNEL + 1
     down, across = -(-out_height // tile), -(-out_width // tile)  # tiles
     beyond = down * tile - out_height, across * tile - out_width
-    padded = topi.nn.pad(data, [0, top, left, 0], [0, bottom + beyond[0], right + beyond[1], 0], name="pad_temp")
-    tiles, size, columns = batch * down * across, transforms.window, int(kernel.shape[3])
+    padded = topi.nn.pad(
+        data, [0, *front, top, left, 0], [0, *back, bottom + beyond[0], right + beyond[1], 0], name="pad_temp"
+    )
+    frames = [extent + first + last for extent, first, last in zip(depth, front, back, strict=True)]  # of a volume
+    seen, of_frame = [int(extent) for extent in kernel.shape[2:-2]], down * across
+    tiles, size, columns = batch * math.prod(frames) * of_frame, transforms.window, int(kernel.shape[-1])
+    made = (
+        tiles - sum(seen) * of_frame + len(seen) * of_frame
+    )  # as if all volumes were one: some between two are unused
 
     def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
-        image, rest = number // (down * across), number % (down * across)
-        return _wide(padded(image, rest // across * tile + line, rest % across * tile + column, channel))
+        image, rest = number // of_frame, number % of_frame
+        at = [image // frames[0], image % frames[0]] if frames else [image]
+        return _wide(padded(*at, rest // across * tile + line, rest % across * tile + column, channel))
 
     line = te.reduce_axis((0, size), "line")
-    half = te.compute(
+    lines_of = te.compute(
         (tiles, size, size, channels),
         lambda p, a, j, c: te.sum(inputs(p, line, j, c) * _entry(transforms.data, a, line), axis=line),
         name="data_lines",
@@ -146,7 +171,7 @@ def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: tuple[in
     column = te.reduce_axis((0, size), "column")
     spread = te.compute(
         (size, size, tiles, channels),
-        lambda a, b, p, c: te.sum(half[p, a, column, c] * _entry(transforms.data, b, column), axis=column),
+        lambda a, b, p, c: te.sum(lines_of[p, a, column, c] * _entry(transforms.data, b, column), axis=column),
         name="data_columns",
     )
     if kernel.dtype != _WIDE:
@@ -156,28 +181,36 @@ def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: tuple[in
             spread.shape, lambda *at: spread(*at).astype(kernel.dtype), name="data_rounded", attrs=apart
         )
     channel = te.reduce_axis((0, channels), "channel")
+    steps = [te.reduce_axis((0, extent), "frame") for extent in seen]
     product = te.compute(
-        (size, size, tiles, columns),
-        lambda a, b, p, o: te.sum(_wide(spread(a, b, p, channel)) * _wide(kernel(a, b, channel, o)), axis=channel),
+        (size, size, made, columns),
+        lambda a, b, p, o: te.sum(
+            _wide(spread(a, b, sum((step * of_frame for step in steps), p), channel))
+            * _wide(kernel(a, b, *steps, channel, o)),
+            axis=[*steps, channel],
+        ),
         name="product",
     )
     position = te.reduce_axis((0, size), "position")
     lines = te.compute(
-        (tiles, tile, size, columns),
+        (made, tile, size, columns),
         lambda p, i, b, o: te.sum(product[position, b, p, o] * _entry(transforms.result, i, position), axis=position),
         name="result_lines",
     )
     other = te.reduce_axis((0, size), "other")
     results = te.compute(
-        (tiles, tile, tile, columns),
+        (made, tile, tile, columns),
         lambda p, i, j, o: te.sum(lines[p, i, other, o] * _entry(transforms.result, j, other), axis=other),
         name="result_columns",
     )
-    return te.compute(
-        (batch, out_height, out_width, columns),
-        lambda n, y, x, o: results[(n * down + y // tile) * across + x // tile, y % tile, x % tile, o],
-        name=FUNCTION,
-    )
+    out_depth = [of - extent + 1 for of, extent in zip(frames, seen, strict=True)]
+
+    def result(*at: tirx.Var) -> tirx.Expr:
+        *images, y, x, o = at
+        image = images[0] * frames[0] + images[1] if frames else images[0]
+        return results[(image * down + y // tile) * across + x // tile, y % tile, x % tile, o]
+
+    return te.compute((batch, *out_depth, out_height, out_width, columns), result, name=FUNCTION)
 
 
 def _wide(element: tirx.Expr) -> tirx.Expr:
@@ -186,16 +219,18 @@ def _wide(element: tirx.Expr) -> tirx.Expr:
 
 def _tile(call: relax.Call, kind: str) -> int:
     """m of the transform for a call; 0 if it is no such convolution, or would not be faster."""
-    if not is_call(call, "relax.nn.conv2d") or dtype(call) != _WIDE:
+    if not is_call(call, "relax.nn.conv2d", "relax.nn.conv3d") or dtype(call) != _WIDE:
         return 0
     attrs = call.attrs
-    plain = [int(n) for n in (*attrs.strides, *attrs.dilation, attrs.groups)] == [1] * 5
-    kernel, out = shape_of(call.args[1]), shape_of(call)
-    if not plain or not is_channels_last(call) or kernel[:2] != (KERNEL, KERNEL) or not out:
+    is_plain = {int(n) for n in (*attrs.strides, *attrs.dilation, attrs.groups)} == {1}
+    data, kernel, out = shape_of(call.args[0]), shape_of(call.args[1]), shape_of(call)
+    if not is_plain or not is_channels_last(call) or not out or not data:
         return 0
-    if kernel[2] % _LANES or kernel[3] % _LANES:
+    *depth, lines, columns, inputs, outputs = kernel
+    if (lines, columns) != (KERNEL, KERNEL) or inputs % _LANES or outputs % _LANES:
         return 0
-    return best_tile((out[1], out[2]), (kernel[2], kernel[3]), out[0], kind)
+    frames = math.prod(data[:-3]), math.prod(out[:-3])
+    return best_tile((out[-3], out[-2]), (inputs, outputs), frames, math.prod(depth), kind)
 
 
 def _emit(
@@ -204,9 +239,8 @@ def _emit(
     data, kernel = args
     if kind != _WIDE:
         data = builder.emit(op.astype(data, kind))
-    top, left, bottom, right = (int(p) for p in call.attrs.padding)
     return builder.call_te(
-        convolution, data, kernel, tile, (top, left, bottom, right), primfunc_name_hint=FUNCTION,
+        convolution, data, kernel, tile, [int(p) for p in call.attrs.padding], primfunc_name_hint=FUNCTION,
         primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Normalisations that older exporters write as several operators."""
+"""Normalisations that exporters and importers write as several operators."""
 
 from collections.abc import Callable
 
@@ -27,6 +27,95 @@ def whole_layer_norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     ones, zeros = (constant(make(shape[-1], dtype(x))) for make in (np.ones, np.zeros))
     return op.nn.layer_norm(x, ones, zeros, [-1], float(epsilon.reshape(())))
+
+
+@rule("relax.divide")
+def instance_norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """(x - mean(x)) / sqrt(variance(x) + eps), as TVM imports ONNX's InstanceNormalization: see `_normalized`.
+
+    Where rows are groups of an image's channels (exporters write GroupNorm so), of the image itself.
+    """
+    centred, root = rewriter.calls(call.args[0], "relax.subtract"), rewriter.calls(call.args[1], "relax.sqrt")
+    shifted = None if root is None else rewriter.calls(root.args[0], "relax.add")
+    variance = None if shifted is None else rewriter.calls(shifted.args[0], "relax.variance")
+    epsilon = None if shifted is None else rewriter.value(shifted.args[1])
+    mean = None if centred is None else rewriter.calls(centred.args[1], "relax.mean")
+    if centred is None or mean is None or variance is None or epsilon is None or epsilon.size != 1:
+        return None
+    x, shape = centred.args[0], rewriter.shape(centred.args[0])
+    axes = None if shape is None else _axes(mean, len(shape))
+    if shape is None or not axes or axes != _axes(variance, len(shape)):
+        return None
+    if not (mean.args[0].same_as(x) and variance.args[0].same_as(x)):
+        return None
+    rows = rewriter.calls(x, "relax.reshape")
+    image = None if rows is None else rewriter.shape(rows.args[0])
+    if rows is not None and image and axes == [2] and _is_grouped(image, shape):
+        made = _normalized(rewriter, rows.args[0], image, [*range(2, len(image))], shape[1], epsilon)
+        return op.reshape(rewriter.emit(made), shape)
+    return _normalized(rewriter, x, shape, axes, 0, epsilon)
+
+
+@rule("relax.nn.group_norm")
+def group_norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """See `_normalized`."""
+    (x, *affine), attrs = call.args, call.attrs
+    shape = rewriter.shape(x)
+    if shape is None or len(shape) < 3 or int(attrs.channel_axis) % len(shape) != 1:
+        return None
+    axes, groups = [int(axis) % len(shape) for axis in attrs.axes], int(attrs.num_groups)
+    if sorted(axes) != [*range(2, len(shape))] or shape[1] % groups:
+        return None
+    made = _normalized(rewriter, x, shape, axes, groups, np.asarray(float(attrs.epsilon), dtype(x)))
+    by_channel = (1, shape[1], *[1] * (len(shape) - 2))
+    gamma, beta = (rewriter.emit(op.reshape(each, by_channel)) for each in affine)
+    scaled = op.multiply(rewriter.emit(made), gamma) if attrs.scale else made
+    return op.add(rewriter.emit(scaled), beta) if attrs.center else scaled
+
+
+def _is_grouped(image: tuple[int, ...], rows: tuple[int, ...]) -> bool:
+    """Whether rows (N, groups, elements) are those of an image (N, C, ...) with as many channels in each group."""
+    return len(rows) == 3 and len(image) > 2 and image[0] == rows[0] and image[1] % rows[1] == 0
+
+
+def _normalized(
+    rewriter: Rewriter, x: relax.Expr, shape: tuple[int, ...], axes: list[int], groups: int, epsilon: np.ndarray
+) -> relax.Expr:
+    """x * f - mean(x) * f, where the mean and f = 1 / sqrt(mean((x - mean(x))^2) + eps) are numbers of each channel.
+
+    TVM's variance computes the mean a second time, and both of its reductions in one function, for which there is no
+    space: what takes half a millisecond took eight. The factor spares a division for each element. Groups are normed
+    on the image, by the sums of their channels, so that nothing has to be transposed where channels come last. Sums,
+    since FuseOps makes the squares a part of a sum, but not of a mean.
+
+    Args:
+        groups: Of the channels, axis 1, which are normed together; 0: each alone.
+    """
+    count = int(np.prod([shape[axis] for axis in axes])) * (shape[1] // groups if groups else 1)
+    share = constant(np.array(1 / count, dtype(x)))
+
+    def averaged(of: relax.Expr) -> relax.Var:
+        total = rewriter.emit(op.sum(of, axes, keepdims=True))
+        if groups not in (0, shape[1]):
+            apart = rewriter.emit(op.reshape(total, [shape[0], groups, shape[1] // groups]))
+            joint = op.broadcast_to(rewriter.emit(op.sum(apart, [2], keepdims=True)), apart.ty.shape)
+            total = rewriter.emit(op.reshape(rewriter.emit(joint), total.ty.shape))
+        return rewriter.emit(op.multiply(total, share))
+
+    mean = averaged(x)
+    difference = rewriter.emit(op.subtract(x, mean))
+    spread = averaged(rewriter.emit(op.multiply(difference, difference)))
+    deviation = rewriter.emit(op.sqrt(rewriter.emit(op.add(spread, constant(epsilon)))))
+    factor = rewriter.emit(op.divide(constant(np.ones((), dtype(x))), deviation))
+    shift = rewriter.emit(op.multiply(mean, factor))
+    return op.subtract(rewriter.emit(op.multiply(x, factor)), shift)
+
+
+def _axes(reduction: relax.Call, rank: int) -> list[int] | None:
+    """That a reduction with `keepdims` runs over, in order; None for another one."""
+    if not reduction.attrs.keepdims or reduction.attrs.axis is None:
+        return None
+    return sorted(int(axis) % rank for axis in reduction.attrs.axis)
 
 
 @rule("relax.multiply")
@@ -67,10 +156,9 @@ def _mean_of_last(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     """The tensor that an expression is the mean of over the last axis, with `keepdims`."""
     mean = rewriter.calls(expr, "relax.mean")
     shape = None if mean is None else rewriter.shape(mean.args[0])
-    if mean is None or shape is None or not mean.attrs.keepdims or mean.attrs.axis is None:
+    if mean is None or shape is None or _axes(mean, len(shape)) != [len(shape) - 1]:
         return None
-    axes = [int(axis) % len(shape) for axis in mean.attrs.axis]
-    return mean.args[0] if axes == [len(shape) - 1] else None
+    return mean.args[0]
 
 
-RULES: list[Rule] = [whole_layer_norm, scale_of_layer_norm, shift_of_layer_norm]
+RULES: list[Rule] = [whole_layer_norm, instance_norm, group_norm, scale_of_layer_norm, shift_of_layer_norm]

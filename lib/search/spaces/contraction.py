@@ -98,12 +98,22 @@ def _tiles(
     tiles must divide them."""
     extents = [int(axis.dom.extent) for axis in reduction.iter_vars]
     columns = extents[roles.columns] // roles.groups
-    found = tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=remainders and roles.groups == 1)
+    may_remain, row_bytes = remainders and roles.groups == 1, _row_bytes(reduction, roles)
+    found = tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=may_remain, row_bytes=row_bytes)
     dot = instruction(function, reduction, roles, machine)
     if dot is None:
         return found
     matrices = [] if extents[roles.rows[-1]] < _FEW_ROWS else _of_matrices(reduction, roles, machine, dot)
     return matrices or [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0]
+
+
+def _row_bytes(reduction: SBlock, roles: Roles) -> int:
+    """From one row of the data to the next; 0 if that is not constant."""
+    operands = analysis.weight_and_data(reduction)
+    assert operands is not None
+    _, data = operands
+    elements = analysis.stride(data.indices, data.source.ty.shape, reduction.iter_vars[roles.rows[-1]].var)
+    return elements * analysis.itemsize(data.source.dtype)
 
 
 def _of_matrices(reduction: SBlock, roles: Roles, machine: Registers, dot: Dot) -> list[Tile]:

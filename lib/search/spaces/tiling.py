@@ -8,6 +8,8 @@ from lib.machine.registers import Registers, narrowed
 
 _WORTH_MEASURING = 0.85  # of the best tile's efficiency
 _MOST_ROWS, _MOST_TILES = 4, 4  # numbers of rows to choose from, of a tile for matrices; and such tiles
+_APART, _PLACES = 4096, 10  # bytes after which a line of L1 has the same places again; rows that find some there
+_CROWDED = 1.4  # cycles for each row of a tile whose rows do not: 12 to 19 of them were measured (Zen 4)
 _WORTH_REMAINDERS = 1.5  # times the best efficiency without: weights are not packed then, and there are branches
 
 
@@ -24,17 +26,24 @@ class Tile:
     lines: int = 1  # of rows, whole ones if there are several
 
 
-def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False) -> list[Tile]:
+def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False, row_bytes: int = 0) -> list[Tile]:
     """The register tiles for an output of `rows x columns`; empty if there are none.
 
     A tile of r rows and v vectors needs r * v registers for accumulators, v for weights and one for the data. Of those
     that fit, the ones stay whose estimated efficiency is worth a measurement. They divide the output, unless
     `remainders` are allowed and much more efficient: a vision transformer has 197 tokens, a prime number.
+
+    Args:
+        row_bytes: From one row of the data to the next: where that is a multiple of 4,096 bytes, as with 1,024 channels
+            in float32, all rows have the same few places in L1. A tile of 17 rows takes three times as long then.
     """
+    is_crowded = row_bytes > 0 and row_bytes % _APART == 0
     lanes = lanes_for(columns, machine)
     vectors = divisors(columns // lanes) if lanes else []
-    whole = _worthwhile([(lanes, v, r) for v in vectors for r in divisors(rows)], rows, columns, machine)
-    some = _worthwhile(_with_remainders(rows, columns, machine) if remainders else [], rows, columns, machine)
+    choices = [(lanes, v, r) for v in vectors for r in divisors(rows)]
+    whole = _worthwhile(choices, rows, columns, machine, is_crowded)
+    choices = _with_remainders(rows, columns, machine) if remainders else []
+    some = _worthwhile(choices, rows, columns, machine, is_crowded)
     best_whole, best = (max(found.values(), default=0.0) for found in (whole, some))
     return _grouped(some if best > _WORTH_REMAINDERS * best_whole else whole)
 
@@ -64,12 +73,12 @@ def _has_vectors(remainder: int, lanes: int) -> bool:
 
 
 def _worthwhile(
-    choices: Sequence[tuple[int, int, int]], rows: int, columns: int, machine: Registers
+    choices: Sequence[tuple[int, int, int]], rows: int, columns: int, machine: Registers, is_crowded: bool = False
 ) -> dict[tuple[int, int, int], float]:
     """Those of some tiles (lanes, vectors, rows) that fit the registers and come near the best one, with their
     efficiency."""
     fitting = {
-        (lanes, v, r): _efficiency(rows, columns, (lanes, v, r), machine)
+        (lanes, v, r): _efficiency(rows, columns, (lanes, v, r), machine, is_crowded)
         for lanes, v, r in choices
         if r * v + v + 1 <= machine.count
     }
@@ -83,8 +92,12 @@ def _grouped(tiles: Iterable[tuple[int, int, int]]) -> list[Tile]:
     return [Tile(lanes, v, tuple(choices)) for (lanes, v), choices in rows.items()]
 
 
-def _efficiency(rows: int, columns: int, tile: tuple[int, int, int], machine: Registers) -> float:
-    """Estimated share of the peak FLOP/s for an output in tiles (lanes, vectors, rows), remainders included."""
+def _efficiency(rows: int, columns: int, tile: tuple[int, int, int], machine: Registers, is_crowded: bool) -> float:
+    """Estimated share of the peak FLOP/s for an output in tiles (lanes, vectors, rows), remainders included.
+
+    Args:
+        is_crowded: See `cycles`.
+    """
     lanes, vectors, r = tile
     width = lanes / machine.lanes
     row_tiles = [(rows // r, r), (1, rows % r)]  # how many, of how many rows
@@ -94,20 +107,22 @@ def _efficiency(rows: int, columns: int, tile: tuple[int, int, int], machine: Re
     for n_rows, height in row_tiles:
         for n_columns, n_vectors in column_tiles:
             if height and n_vectors:
-                total += n_rows * n_columns * cycles(height, n_vectors, width)
+                total += n_rows * n_columns * cycles(height, n_vectors, width, is_crowded)
     return rows * columns / machine.lanes / 2 / total
 
 
-def cycles(rows: int, vectors: int, width: float) -> float:
+def cycles(rows: int, vectors: int, width: float, is_crowded: bool = False) -> float:
     """Cycles that a tile takes for one step of the reduction, on a core that issues two FMAs and two loads a cycle.
 
     The largest of: its FMAs; their latency of four cycles; its loads of data and weights; the weights from L2, at half
-    a register a cycle.
+    a register a cycle; the data from L2, where more rows have the same places in L1 than there are.
 
     Args:
         width: Of the vectors, as a share of a register.
+        is_crowded: All rows of the data have the same places in L1.
     """
-    return max(rows * vectors / 2, 4, (rows + vectors) / 2, 2 * vectors * width)
+    from_l2 = _CROWDED * rows if is_crowded and rows > _PLACES else 0.0
+    return max(rows * vectors / 2, 4, (rows + vectors) / 2, 2 * vectors * width, from_l2)
 
 
 @dataclass(frozen=True, slots=True)

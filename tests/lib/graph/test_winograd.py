@@ -75,6 +75,48 @@ def test_every_scheduled_program_computes_it(cpu, tile):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-4)
 
 
+def of_volumes(tile, shape, depth, padding, outputs=32, kind="float32"):
+    volume, kernel = te.placeholder(shape, kind), te.placeholder((tile + 2, tile + 2, depth, shape[4], outputs), kind)
+    return as_workload(te.create_prim_func([volume, kernel, winograd.convolution(volume, kernel, tile, padding)]))
+
+
+def convolved_volumes(volumes, kernel, padding):
+    """The sum of products of shifted volumes with each tap of the kernel."""
+    around = [(0, 0), *zip(padding[:3], padding[3:], strict=True), (0, 0)]
+    whole = np.pad(volumes, around)
+    extents = [n - k + 1 for n, k in zip(whole.shape[1:4], kernel.shape[:3], strict=True)]
+    total = np.zeros((len(volumes), *extents, kernel.shape[4]))
+    for tap in np.ndindex(kernel.shape[:3]):
+        at = tuple(slice(t, t + n) for t, n in zip(tap, extents, strict=True))
+        total += whole[(slice(None), *at)] @ kernel[tap].astype(np.float64)
+    return total.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth", "padding"),
+    [
+        ((1, 4, 8, 8, 16), 3, (1, 1, 1, 1, 1, 1)),
+        ((2, 3, 7, 6, 16), 3, (1, 1, 0, 1, 1, 1)),  # images between two volumes belong to none
+        ((2, 5, 6, 9, 16), 2, (0, 1, 1, 1, 1, 0)),
+        ((1, 2, 8, 8, 16), 1, (0, 1, 1, 0, 1, 1)),
+    ],
+)
+@pytest.mark.parametrize("tile", [2, 4])
+def test_a_convolution_of_volumes_sums_over_images_too(cpu, tile, shape, depth, padding):
+    rng = np.random.default_rng(0)
+    volumes = rng.normal(size=shape).astype(np.float32)
+    kernel = rng.normal(size=(depth, 3, 3, shape[4], 32)).astype(np.float32)
+    expected = convolved_volumes(volumes, kernel, padding)
+    given, inputs = of_volumes(tile, shape, depth, padding), [volumes, winograd.transformed(kernel, tile)]
+
+    schedules = sampled(given, cpu, 3)
+
+    for program in (given, *(schedule.mod for schedule in schedules)):
+        found = run_on(program, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=5e-4)
+    assert len(schedules) == 3
+
+
 @needs_it
 def test_every_program_in_bf16_has_the_instruction_and_rounds_what_it_multiplies_once(cpu):
     image, kernel, shift = arrays()
@@ -120,6 +162,12 @@ def test_arm_has_its_own_instruction_in_them():
 )
 def test_in_bf16_tiles_are_of_two_or_there_are_none(image, channels, tile):
     assert winograd.best_tile(image, channels, kind="bfloat16") == tile
+
+
+def test_the_tile_for_volumes_counts_what_a_result_sees():
+    """Products are three times as many as of images; transforms are not."""
+    assert winograd.best_tile((56, 56), (16, 16), kind="bfloat16") == 0
+    assert winograd.best_tile((56, 56), (16, 16), (8, 8), depth=3, kind="bfloat16") == 2
 
 
 def test_in_bf16_the_convolution_is_an_operator_of_its_own_with_a_kernel_of_half_the_bytes():
@@ -180,6 +228,24 @@ def test_a_convolution_that_gains_is_replaced_with_what_follows_it_fused(cpu):
     assert subgraph.core_operator == "winograd_conv2d"
     assert subgraph.operators[-1] == "max"
     assert evolution.sample(load_module(subgraph.workload), cpu.tvm(), 1, known=set(), seed=0)
+
+
+def test_a_convolution_of_volumes_is_replaced(cpu):
+    x = relax.Var("x", relax.TensorType((1, 4, 28, 28, 64), "float32"))
+    w = relax.Var("w", relax.TensorType((3, 3, 3, 64, 64), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            conv = op.nn.conv3d(x, w, padding=1, data_layout="NDHWC", kernel_layout="DHWIO")
+            out = builder.emit_output(builder.emit(op.nn.relu(builder.emit(conv))))
+        builder.emit_func_output(out)
+
+    module, kernels = rewrite(builder.get(), {"w": np.ones((3, 3, 3, 64, 64), np.float32)})
+    [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+
+    assert kernels["w"].shape == (6, 6, 3, 64, 64)
+    assert subgraph.core_operator == "winograd_conv2d"
+    assert subgraph.operators[-1] == "max"
 
 
 def test_its_kernel_may_be_packed(cpu):

@@ -103,3 +103,21 @@ def test_the_best_tile_of_matrices_has_two_registers_of_rows_and_two_of_columns(
 
     assert (best.lines, best.vectors) == (lines, vectors)
     assert rows in best.rows
+
+
+@pytest.mark.parametrize("row_bytes", [4096, 8192])
+def test_few_rows_share_places_in_l1(row_bytes):
+    """Of rows that lie 4,096 bytes apart, no tile has more than L1 has places for; 799 rows have one divisor alone that
+    fits registers, 17, which is worth remainders then."""
+    crowded = tiling.tiles(28, 512, AVX512, remainders=True, row_bytes=row_bytes)
+    remaining = tiling.tiles(799, 512, AVX512, remainders=True, row_bytes=row_bytes)
+
+    assert {row for tile in tiling.tiles(28, 512, AVX512) for row in tile.rows} >= {7, 14}
+    assert {row for tile in crowded for row in tile.rows} == {4, 7}
+    assert max(row for tile in remaining for row in tile.rows) <= 10
+    assert {row for tile in tiling.tiles(799, 512, AVX512, remainders=True) for row in tile.rows} == {17}
+
+
+@pytest.mark.parametrize("row_bytes", [0, 2048, 4160])
+def test_other_distances_of_rows_change_nothing(row_bytes):
+    assert tiling.tiles(28, 512, AVX512, row_bytes=row_bytes) == tiling.tiles(28, 512, AVX512)
