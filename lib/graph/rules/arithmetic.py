@@ -155,6 +155,22 @@ def _same_shape(rewriter: Rewriter, a: relax.Expr, b: relax.Expr) -> bool:
     return shape is not None and shape == rewriter.shape(b)
 
 
+@rule("relax.nn.prelu")
+def prelu_by_element(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """max(x, 0) + slope * min(x, 0), which FuseOps takes for an epilogue of a convolution; TVM's own selects, and is
+    a kernel of its own."""
+    x, slope = call.args
+    shape, slopes = rewriter.shape(x), rewriter.shape(slope)
+    if shape is None or slopes is None or not dtype(x).startswith("float"):
+        return None
+    by_channel = [1] * len(shape)
+    by_channel[int(call.attrs.axis)] = slopes[0]
+    zero = constant(np.array(0, dtype(x)))
+    below = rewriter.emit(op.minimum(x, zero))
+    scaled = rewriter.emit(op.multiply(below, rewriter.emit(op.reshape(slope, by_channel))))
+    return op.add(rewriter.emit(op.nn.relu(x)), scaled)
+
+
 @rule("relax.astype")
 def same_type(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A cast to what it is already."""
@@ -177,6 +193,7 @@ RULES: list[Rule] = [
     plain_clip,
     two_sided_clip,
     decided_where,
+    prelu_by_element,
     same_type,
     drop_dropout,
 ]

@@ -6,6 +6,7 @@ import tvm
 from tvm import relax, te
 from tvm.relax import op
 
+from lib.graph import fusion, simplify
 from lib.graph.rewrite import rewrite
 from lib.graph.rules import arithmetic as rules
 from tests.lib.graph.rules.helpers import becomes, const, module, operators, random, run, stays
@@ -254,3 +255,27 @@ def test_dropout_is_dropped_but_not_its_mask():
 
     assert operators(rewrite(made, [rules.drop_dropout])) == []
     assert stays([rules.drop_dropout], lambda x: relax.TupleGetItem(op.nn.dropout(x, 0.5), 1), (2, 3))
+
+
+@pytest.mark.parametrize(("slopes", "axis"), [(3, 1), (1, 1), (5, 3)])
+def test_prelu_is_written_by_elements(slopes, axis):
+    x, slope = random((2, 3, 4, 5)), random((slopes,), 1)
+    made = rewrite(module(lambda x: op.nn.prelu(x, const(slope), axis), x), [rules.prelu_by_element])
+
+    by_channel = slope.reshape([-1 if n == axis else 1 for n in range(4)])
+    assert "nn.prelu" not in operators(made)
+    np.testing.assert_allclose(run(made, x)[0], np.where(x > 0, x, x * by_channel), rtol=1e-6)
+
+
+def test_prelu_is_a_convolutions_epilogue(cpu):
+    def build(x):
+        convolution = op.nn.conv2d(x, const(random((8, 3, 3, 3), 1)), padding=1)
+        return op.nn.prelu(convolution, const(random((8,), 2)), 1)
+
+    made = simplify.channels_last(simplify.simplify(module(build, (1, 3, 6, 6))))
+    model = fusion.lift_constants(made)
+    names = [gvar.name_hint for gvar, _ in fusion.fuse(model.module, cpu.tvm()).functions_items()]
+
+    assert len([name for name in names if "conv2d" in name]) == 1
+    assert not any("prelu" in name for name in names)
+    assert all("conv2d" in name or "transpose" in name or name == "main" for name in names)
