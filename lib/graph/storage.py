@@ -3,7 +3,7 @@
 import math
 
 import tvm
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.ir import Op
 from tvm.relax import transform
 
@@ -12,8 +12,6 @@ from lib.graph.rewrite import is_call
 from lib.tir import analysis, anywhere
 
 _ALLOC_STORAGE, _ALLOC_TENSOR = Op.get("relax.memory.alloc_storage"), Op.get("relax.memory.alloc_tensor")
-_x = te.placeholder((1,), name="x")
-_NO_RESHAPE = te.create_prim_func([_x, te.compute((1,), lambda i: -_x[i])])  # stands for functions that TVM may not see
 
 
 @tvm.transform.module_pass(opt_level=0, name="Views")
@@ -31,11 +29,17 @@ class Views:
         own = {gvar: module[gvar] for gvar in _of_own_memory(module)}
         module = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
         for gvar in own:
-            module[gvar] = _NO_RESHAPE
+            module[gvar] = _no_reshape(len(module[gvar].params))
         module = transform.RewriteDataflowReshape()(module)
         for gvar, function in own.items():
             module[gvar] = function
         return module
+
+
+def _no_reshape(n_parameters: int) -> tirx.PrimFunc:
+    """Stands for a function that TVM may not see; the pass looks at all of its parameters."""
+    given = [te.placeholder((1,), name=f"x{n}") for n in range(n_parameters - 1)]
+    return te.create_prim_func([*given, te.compute((1,), lambda i: -given[0][i])])
 
 
 def _of_own_memory(module: tvm.IRModule) -> set[tvm.ir.GlobalVar]:

@@ -134,7 +134,7 @@ def narrow_kind(operator: str) -> str:
 
 
 _WHY_WIDE = {"batch_matmul": "columns that fill no vectors", "group_conv2d": "groups of an odd number of channels",
-             "depthwise_conv2d": "a depthwise convolution"}  # fmt: skip
+             **{f"depthwise_conv{n}d": "a depthwise convolution" for n in (1, 2, 3)}}  # fmt: skip
 _NOT_QUANTIZED = "not quantised in the file, or not as instructions take it"
 
 

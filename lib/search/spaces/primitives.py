@@ -11,6 +11,7 @@ from lib.search.spaces.roles import period
 from lib.tir import analysis
 
 _LONGEST = 64  # of the inner loop of a sampled split
+_SIGNAL = 3  # axes: (N, W, C)
 
 
 def sampled_choice(schedule: Schedule, choices: Sequence[int]) -> ExprRV:
@@ -51,7 +52,8 @@ def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
         # A trace is replayed with other tiles: how many loops there are must not depend on them.
         schedule.compute_at(block, task, preserve_unit_loops=True)
     else:
-        schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:-2]))
+        loops = schedule.get_loops(block)
+        schedule.parallel(schedule.fuse(*loops[: -1 if len(loops) == _SIGNAL else -2]))
     extent = extent_of(schedule, schedule.get_loops(block)[-1])
     vectorize_last(schedule, block, next(n for n in (16, 8, 4, extent) if extent % n == 0))
 

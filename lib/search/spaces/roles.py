@@ -13,7 +13,9 @@ from lib.tir.operators import operator
 
 _SUMS = ("float32", "int32")  # element types of sums that registers are tiled for
 _SIDE_BY_SIDE = 4  # elements at most
-_BY_CHANNEL = ("depthwise_conv2d", "max_pool", "min_pool", "avg_pool")  # reductions that may be over space alone
+_BY_CHANNEL = (  # reductions that may be over space alone
+    "depthwise_conv1d", "depthwise_conv2d", "depthwise_conv3d", "max_pool", "min_pool", "avg_pool",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def _groups(data: Any, column: Any, extent: int) -> int:
 
 
 def window_roles(block: SBlock) -> Roles | None:
-    """The axes of a window that slides over at least two axes of an image, for each channel (the last axis) by itself.
+    """The axes of a window that slides over a signal, an image or a volume, for each channel (the last axis) by itself.
 
     None if it is another block: one that reduces over channels, or does not slide.
     """

@@ -64,10 +64,14 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
     *outer, line, last = [loops[n] for n in roles.rows]
     pixels = [n for n in tiling.divisors(primitives.extent_of(schedule, last)) if n <= _MAX_PIXELS]
     last, pixel = schedule.split(last, [None, primitives.sampled_choice(schedule, pixels)])
+    if primitives.extent_of(schedule, line) == 1:  # a signal: its elements are shared out, as lines of images are
+        outer, line, within = [*outer, line], last, []
+    else:
+        within = [last]
     lines_0, lines_1 = primitives.sampled_split(schedule, line)
     window = [loops[n] for n in roles.reduction]
     tasks = [*outer, lines_0, columns_0]
-    schedule.reorder(*tasks, lines_1, last, columns_1, *window, pixel, vector, lane)
+    schedule.reorder(*tasks, lines_1, *within, columns_1, *window, pixel, vector, lane)
     task = schedule.fuse(*tasks)
     schedule.parallel(task)
     schedule.vectorize(lane)

@@ -163,9 +163,14 @@ def test_weights_of_every_part_are_packed_before_an_inference(cpu, tmp_path):
     np.testing.assert_allclose(y.numpy(), run(given, random(IMAGE))[0], rtol=1e-4, atol=1e-4)
 
 
+def a_part_of_three_tensors(x):
+    return op.concat([op.add(conv(x, 2, size=3), const(random((2,), 5))), conv(x, 4, 2)], 3)
+
+
+@pytest.mark.parametrize("build", [dense_block, a_part_of_three_tensors])
 @pytest.mark.parametrize("packs", [None, "packing.json"])
-def test_placed_parts_can_be_built_into_a_library(packs, cpu, tmp_path):
-    made = fused(module(dense_block, IMAGE), cpu)
+def test_placed_parts_can_be_built_into_a_library(packs, build, cpu, tmp_path):
+    made = fused(module(build, IMAGE), cpu)
 
     deploy.build(made, {}, cpu.tvm(), tmp_path / "lib.so", tmp_path / packs if packs else None)
 

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from tvm import te, topi
@@ -17,6 +19,20 @@ def depthwise(stride):
     weight = te.placeholder((3, 3, 1, CHANNELS), name="weight")
     out = topi.nn.relu(topi.nn.group_conv2d_nhwc(image, weight, stride, 1, 1, CHANNELS))
     return as_workload(te.create_prim_func([image, weight, out]))
+
+
+def depthwise_signal(dilation, extent=30, batch=1):
+    signal = te.placeholder((batch, extent, CHANNELS), name="signal")
+    weight = te.placeholder((5, 1, CHANNELS), name="weight")
+    convolved = topi.nn.group_conv1d_nwc(signal, weight, 1, 2 * dilation, dilation, CHANNELS, "float32")
+    return as_workload(te.create_prim_func([signal, weight, topi.nn.relu(convolved)]))
+
+
+def depthwise_volume():
+    volume = te.placeholder((1, 4, 6, 7, CHANNELS), name="volume")
+    weight = te.placeholder((3, 3, 3, 1, CHANNELS), name="weight")
+    out = topi.nn.conv(volume, weight, 1, 1, 1, CHANNELS, "NDHWC", "DHWIO", "float32")
+    return as_workload(te.create_prim_func([volume, weight, out]))
 
 
 def pooling(kind, channels=CHANNELS):
@@ -48,6 +64,47 @@ def test_every_program_of_a_depthwise_convolution_computes_it(cpu, stride):
     for schedule in schedules:
         assert "T.parallel(" in schedule.mod.script()
         found = run_on(schedule.mod, cpu.tvm(), [image, weight], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dilation", [1, 8])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_program_of_a_depthwise_convolution_of_signals_computes_it(cpu, dilation, batch):
+    rng = np.random.default_rng(0)
+    signal = rng.normal(size=(batch, 30, CHANNELS)).astype(np.float32)
+    weight = rng.normal(size=(5, 1, CHANNELS)).astype(np.float32)
+    padded = np.pad(signal, ((0, 0), (2 * dilation, 2 * dilation), (0, 0)))
+    taps = [padded[:, n * dilation : n * dilation + 30] * weight[n, 0] for n in range(5)]
+
+    schedules = sampled(depthwise_signal(dilation, batch=batch), cpu)
+
+    assert len(schedules) > 6
+    for schedule in schedules:
+        found = run_on(schedule.mod, cpu.tvm(), [signal, weight], np.zeros(signal.shape, np.float32))
+        np.testing.assert_allclose(found, np.maximum(sum(taps), 0), rtol=1e-4, atol=1e-4)
+
+
+def test_elements_of_a_signal_are_shared_out(cpu):
+    """Not its channels alone: what is before and after it is shared out so."""
+    texts = [schedule.mod.script() for schedule in sampled(depthwise_signal(1), cpu)]
+    tasks = [int(re.findall(r"T\.parallel\((\d+)", text)[-1]) for text in texts]  # of the last kernel
+
+    assert max(tasks) > CHANNELS // 16
+
+
+def test_every_program_of_a_depthwise_convolution_of_volumes_computes_it(cpu):
+    rng = np.random.default_rng(0)
+    volume = rng.normal(size=(1, 4, 6, 7, CHANNELS)).astype(np.float32)
+    weight = rng.normal(size=(3, 3, 3, 1, CHANNELS)).astype(np.float32)
+    padded = np.pad(volume, ((0, 0), (1, 1), (1, 1), (1, 1), (0, 0)))
+    seen = np.lib.stride_tricks.sliding_window_view(padded, (3, 3, 3), axis=(1, 2, 3))
+    expected = np.einsum("ndyxcijk,ijkmc->ndyxc", seen, weight)
+
+    schedules = sampled(depthwise_volume(), cpu)
+
+    assert len(schedules) > 6
+    for schedule in schedules:
+        found = run_on(schedule.mod, cpu.tvm(), [volume, weight], np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
