@@ -46,16 +46,16 @@ class _Separator(PyExprMutator):
 
     def _is_summed(self, expr: relax.Expr, image: relax.Expr) -> bool:
         """Whether a tensor has a number for each channel of an image, and comes of a sum over lines."""
-        return _last(expr) == _last(image) > 1 and self._comes_of(expr, *_SUMS)
+        return _last(expr) == _last(image) > 1 and self._comes_of_sums(expr)
 
-    def _comes_of(self, expr: relax.Expr, *operators: str) -> bool:
-        """Whether a tensor is computed from what one of some operators returns, element by element or spread out."""
+    def _comes_of_sums(self, expr: relax.Expr) -> bool:
+        """Whether a tensor is computed from sums, element by element or spread out."""
         value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
         if isinstance(value, relax.Var):
-            return self._comes_of(value, *operators)
-        if not isinstance(value, relax.Call) or is_call(value, *operators):
-            return value is not None and is_call(value, *operators)
-        return is_call(value, *_SPREAD) and any(self._comes_of(arg, *operators) for arg in value.args)
+            return self._comes_of_sums(value)
+        if not isinstance(value, relax.Call) or is_call(value, *_SUMS):
+            return value is not None and is_call(value, *_SUMS)
+        return is_call(value, *_SPREAD) and any(self._comes_of_sums(arg) for arg in value.args)
 
     def _is_contracted(self, expr: relax.Expr) -> bool:
         """Whether a tensor is a contraction's, through what keeps its number of elements: what FuseOps takes for its

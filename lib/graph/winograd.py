@@ -93,12 +93,9 @@ def _replacement(call: relax.Call, kind: str) -> Replacement | None:
 
 
 def best_tile(
-    image: tuple[int, int],
-    channels: tuple[int, int],
-    frames: tuple[int, int] = (1, 1),
-    depth: int = 1,
+    image: tuple[int, int], channels: tuple[int, int], frames: tuple[int, int] = (1, 1), depth: int = 1,
     kind: str = _WIDE,
-) -> int:
+) -> int:  # fmt: skip
     """m of the transform for a convolution to outputs of height and width, from and to channels; 0 for none.
 
     Counts the cost of each algorithm in multiplications of floats: its own, of which bf16 takes half the time, and its
@@ -109,7 +106,7 @@ def best_tile(
     Args:
         frames: How many images are read, and how many are written.
         depth: Images that each result sees.
-    """  # fmt: skip
+    """
     height, width = image
     kernel, area = depth * channels[0] * channels[1], height * width
     share = 0.5 if kind == _NARROW else 1.0  # of a float's time and memory
@@ -140,77 +137,118 @@ def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence
         padding: Of the images, in lines and columns: top, left, bottom, right; of volumes: front, top, left, back,
             bottom, right.
     """
-    transforms = _TRANSFORMS[tile]
-    batch, *depth, height, width, channels = (int(extent) for extent in data.shape)
+    batch, *depth, height, width, _ = (int(extent) for extent in data.shape)
     half = len(padding) // 2
     (*front, top, left), (*back, bottom, right) = padding[:half], padding[half:]
     out_height, out_width = height + top + bottom - KERNEL + 1, width + left + right - KERNEL + 1
-    down, across = -(-out_height // tile), -(-out_width // tile)  # tiles
-    beyond = down * tile - out_height, across * tile - out_width
+    frames = [extent + first + last for extent, first, last in zip(depth, front, back, strict=True)]
+    tiles = _Tiles(tile, -(-out_height // tile), -(-out_width // tile), batch, *frames)
+    beyond = tiles.down * tile - out_height, tiles.across * tile - out_width
     padded = topi.nn.pad(
         data, [0, *front, top, left, 0], [0, *back, bottom + beyond[0], right + beyond[1], 0], name="pad_temp"
     )
-    frames = [extent + first + last for extent, first, last in zip(depth, front, back, strict=True)]  # of a volume
-    seen, of_frame = [int(extent) for extent in kernel.shape[2:-2]], down * across
-    tiles, size, columns = batch * math.prod(frames) * of_frame, transforms.window, int(kernel.shape[-1])
-    made = (
-        tiles - sum(seen) * of_frame + len(seen) * of_frame
-    )  # as if all volumes were one: some between two are unused
-
-    def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
-        image, rest = number // of_frame, number % of_frame
-        at = [image // frames[0], image % frames[0]] if frames else [image]
-        return _wide(padded(*at, rest // across * tile + line, rest % across * tile + column, channel))
-
-    line = te.reduce_axis((0, size), "line")
-    lines_of = te.compute(
-        (tiles, size, size, channels),
-        lambda p, a, j, c: te.sum(inputs(p, line, j, c) * _entry(transforms.data, a, line), axis=line),
-        name="data_lines",
-    )
-    column = te.reduce_axis((0, size), "column")
-    spread = te.compute(
-        (size, size, tiles, channels),
-        lambda a, b, p, c: te.sum(lines_of[p, a, column, c] * _entry(transforms.data, b, column), axis=column),
-        name="data_columns",
-    )
-    if kernel.dtype != _WIDE:
-        # Were it inlined, each product would round anew what it reads.
-        apart = {"meta_schedule.inline_rule": "disable"}
-        spread = te.compute(
-            spread.shape, lambda *at: spread(*at).astype(kernel.dtype), name="data_rounded", attrs=apart
-        )
-    channel = te.reduce_axis((0, channels), "channel")
-    steps = [te.reduce_axis((0, extent), "frame") for extent in seen]
-    product = te.compute(
-        (size, size, made, columns),
-        lambda a, b, p, o: te.sum(
-            _wide(spread(a, b, sum((step * of_frame for step in steps), p), channel))
-            * _wide(kernel(a, b, *steps, channel, o)),
-            axis=[*steps, channel],
-        ),
-        name="product",
-    )
-    position = te.reduce_axis((0, size), "position")
-    lines = te.compute(
-        (made, tile, size, columns),
-        lambda p, i, b, o: te.sum(product[position, b, p, o] * _entry(transforms.result, i, position), axis=position),
-        name="result_lines",
-    )
-    other = te.reduce_axis((0, size), "other")
-    results = te.compute(
-        (made, tile, tile, columns),
-        lambda p, i, j, o: te.sum(lines[p, i, other, o] * _entry(transforms.result, j, other), axis=other),
-        name="result_columns",
-    )
-    out_depth = [of - extent + 1 for of, extent in zip(frames, seen, strict=True)]
+    product = _product(_spread(padded, tiles, kernel.dtype), kernel, tiles)
+    results = _results(product, _TRANSFORMS[tile])
 
     def result(*at: tirx.Var) -> tirx.Expr:
-        *images, y, x, o = at
-        image = images[0] * frames[0] + images[1] if frames else images[0]
-        return results[(image * down + y // tile) * across + x // tile, y % tile, x % tile, o]
+        *image, y, x, o = at
+        return results[tiles.number(image, y // tile, x // tile), y % tile, x % tile, o]
 
-    return te.compute((batch, *out_depth, out_height, out_width, columns), result, name=FUNCTION)
+    seen = [int(extent) for extent in kernel.shape[2:-2]]
+    out_depth = [extent - taps + 1 for extent, taps in zip(frames, seen, strict=True)]
+    return te.compute((batch, *out_depth, out_height, out_width, int(kernel.shape[-1])), result, name=FUNCTION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """The tiles of padded images, one after the other; of volumes all images are, as if they were of one."""
+
+    size: int  # m
+    down: int  # in an image
+    across: int
+    batch: int
+    frames: int = 0  # images of a volume; 0: there are images alone
+
+    @property
+    def of_image(self) -> int:
+        """How many an image has."""
+        return self.down * self.across
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.batch * max(1, self.frames) * self.of_image
+
+    def number(self, image: Sequence[tirx.Expr], down: tirx.Expr, across: tirx.Expr) -> tirx.Expr:
+        """The place of a tile of an image, (n,) or (n, frame), among all of them."""
+        first, *frame = image
+        one = first * self.frames + frame[0] if frame else first
+        return (one * self.down + down) * self.across + across
+
+    def begin(self, number: tirx.Expr) -> tuple[list[tirx.Expr], tirx.Expr, tirx.Expr]:
+        """The image of a tile, and the line and column of it where its inputs begin."""
+        image, rest = number // self.of_image, number % self.of_image
+        at = [image // self.frames, image % self.frames] if self.frames else [image]
+        return at, rest // self.across * self.size, rest % self.across * self.size
+
+
+def _spread(padded: te.Tensor, tiles: _Tiles, kind: str) -> te.Tensor:
+    """B^T d B of each tile, (m + 2) x (m + 2) x tiles x C, in the element type of the kernel."""
+    matrix, size, channels = _TRANSFORMS[tiles.size].data, tiles.size + KERNEL - 1, int(padded.shape[-1])
+
+    def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
+        image, y, x = tiles.begin(number)
+        return _wide(padded(*image, y + line, x + column, channel))
+
+    line, column = te.reduce_axis((0, size), "line"), te.reduce_axis((0, size), "column")
+    half = te.compute(
+        (tiles.count, size, size, channels),
+        lambda p, a, j, c: te.sum(inputs(p, line, j, c) * _entry(matrix, a, line), axis=line),
+        name="data_lines",
+    )
+    spread = te.compute(
+        (size, size, tiles.count, channels),
+        lambda a, b, p, c: te.sum(half[p, a, column, c] * _entry(matrix, b, column), axis=column),
+        name="data_columns",
+    )
+    if kind == _WIDE:
+        return spread
+    apart = {"meta_schedule.inline_rule": "disable"}  # were it inlined, each product would round anew what it reads
+    return te.compute(spread.shape, lambda *at: spread(*at).astype(kind), name="data_rounded", attrs=apart)
+
+
+def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles) -> te.Tensor:
+    """Of each position, summed over the channels, and of volumes over the images that a result sees, each of which
+    has its tiles as many places later as an image has tiles. What begins in one volume and ends in the next is unused.
+    """
+    size, _, *seen, channels, columns = (int(extent) for extent in kernel.shape)
+    channel = te.reduce_axis((0, channels), "channel")
+    steps = [te.reduce_axis((0, extent), "frame") for extent in seen]
+    count = tiles.count - sum(extent - 1 for extent in seen) * tiles.of_image
+
+    def product(a: tirx.Var, b: tirx.Var, p: tirx.Var, o: tirx.Var) -> tirx.Expr:
+        place = sum((step * tiles.of_image for step in steps), p)
+        factors = _wide(spread(a, b, place, channel)), _wide(kernel(a, b, *steps, channel, o))
+        return te.sum(factors[0] * factors[1], axis=[*steps, channel])
+
+    return te.compute((size, size, count, columns), product, name="product")
+
+
+def _results(product: te.Tensor, transforms: Transforms) -> te.Tensor:
+    """A^T M A of each tile: tiles x m x m x O."""
+    size, _, count, columns = (int(extent) for extent in product.shape)
+    matrix, tile = transforms.result, transforms.tile
+    position, other = te.reduce_axis((0, size), "position"), te.reduce_axis((0, size), "other")
+    lines = te.compute(
+        (count, tile, size, columns),
+        lambda p, i, b, o: te.sum(product[position, b, p, o] * _entry(matrix, i, position), axis=position),
+        name="result_lines",
+    )
+    return te.compute(
+        (count, tile, tile, columns),
+        lambda p, i, j, o: te.sum(lines[p, i, other, o] * _entry(matrix, j, other), axis=other),
+        name="result_columns",
+    )
 
 
 def _wide(element: tirx.Expr) -> tirx.Expr:

@@ -103,3 +103,26 @@ def test_a_factor_of_the_results_own_size_stays_in_the_convolutions_kernel(cpu):
         return emit(op.multiply(convolved(emit, image, weight), other))
 
     assert len(kernels(module(squared, IMAGE, (1, 1, 32, 32), IMAGE), cpu.tvm())) == 1
+
+
+def test_what_an_instance_norm_divides_by_is_computed_once_for_each_channel(cpu):
+    def normed(emit, image):
+        mean = emit(op.multiply(emit(op.sum(image, [1, 2], True)), relax.const(1 / 64)))
+        root = emit(op.sqrt(emit(op.add(mean, relax.const(1e-5)))))
+        return emit(op.nn.relu(emit(op.multiply(image, emit(op.divide(relax.const(1.0), root))))))
+
+    found = kernels(module(normed, IMAGE), cpu.tvm())
+
+    assert len(found) == 3  # the sum, the factor, the product with what follows
+    with_roots = [f for f in found.values() if "sqrt" in str(f)]
+    assert [[*f.params[-1].ty.shape] for f in with_roots] == [[*GATE]]
+
+
+def test_a_factor_of_rows_stays_in_their_kernel(cpu):
+    """A root mean square norm has a space as one."""
+
+    def normed(emit, image):
+        mean = emit(op.mean(emit(op.multiply(image, image)), [3], True))
+        return emit(op.multiply(image, emit(op.rsqrt(emit(op.add(mean, relax.const(1e-5)))))))
+
+    assert not any("gate" in name for name in kernels(module(normed, IMAGE), cpu.tvm()))
