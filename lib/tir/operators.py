@@ -13,12 +13,14 @@ The core operator of computations that can be written in several ways:
 | 1x1 convolution, with or without a stride | `conv2d_1x1`; as a product of a reshaped image: `matmul` |
 | convolution whose kernel is the whole image | `conv2d`; as a dense layer: `matmul` |
 | grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
-| 3x3 convolution as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
-| transposed convolution | `transposed_conv2d`: TVM flips the kernel and convolves the spread-out input |
+| 3x3 or 3x3x3 convolution as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
+| transposed convolution as `lib.graph.rules.transposed` has it | `matmul` or `conv2d` |
+| another transposed convolution | `transposed_conv2d`: TVM flips the kernel and convolves the spread-out input |
 | attention in one function (`lib.tir.attention`) | `attention`, whatever lies between the two products |
 | softmax, log softmax | `softmax`; without the subtraction of the maximum: `reduce` |
 | layer norm, RMS norm | `layer_norm` (two sums), `rms_norm` (one sum, of squares) |
-| group norm, instance norm | `group_norm` (both moments in one pass) |
+| group norm, instance norm | its pieces: `reduce` (of the squares with what is before them), `elementwise` |
+| group norm as TVM has it, where channels are not the second axis | `group_norm` (both moments in one pass) |
 | batch norm of one inference | `elementwise` |
 | a norm in pieces that are not fused into one function | its pieces: `reduce`, `elementwise` |
 | local response norm | its pieces: `avg_pool` (a window over channels), `elementwise` |

@@ -171,6 +171,26 @@ def prelu_by_element(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return op.add(rewriter.emit(op.nn.relu(x)), scaled)
 
 
+@rule("relax.nn.leakyrelu")
+def leaky_relu_by_element(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """max(x, slope * x): ConvertLayout knows no leaky ReLU, and leaves a transposition before and after each."""
+    x, slope = call.args[0], float(call.attrs.alpha)
+    if not 0 <= slope <= 1 or not dtype(x).startswith("float"):
+        return None
+    return op.maximum(rewriter.emit(op.multiply(x, constant(np.array(slope, dtype(x))))), x)
+
+
+@rule("relax.nn.softplus")
+def softplus_by_element(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """max(x, 0) + log(1 + exp(-|x|)), which overflows nowhere; ConvertLayout does not know softplus either."""
+    x = call.args[0]
+    if float(call.attrs.beta) != 1 or not dtype(x).startswith("float"):
+        return None
+    decayed = rewriter.emit(op.exp(rewriter.emit(op.negative(rewriter.emit(op.abs(x))))))
+    logarithm = rewriter.emit(op.log(rewriter.emit(op.add(decayed, constant(np.array(1, dtype(x)))))))
+    return op.add(rewriter.emit(op.nn.relu(x)), logarithm)
+
+
 @rule("relax.astype")
 def same_type(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A cast to what it is already."""
@@ -194,6 +214,8 @@ RULES: list[Rule] = [
     two_sided_clip,
     decided_where,
     prelu_by_element,
+    leaky_relu_by_element,
+    softplus_by_element,
     same_type,
     drop_dropout,
 ]

@@ -279,3 +279,41 @@ def test_prelu_is_a_convolutions_epilogue(cpu):
     assert len([name for name in names if "conv2d" in name]) == 1
     assert not any("prelu" in name for name in names)
     assert all("conv2d" in name or "transpose" in name or name == "main" for name in names)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1, 1.0])
+def test_a_leaky_relu_is_a_maximum(slope):
+    x = random((2, 3, 4))
+    made = rewrite(module(lambda x: op.nn.leakyrelu(x, slope), x), [rules.leaky_relu_by_element])
+
+    assert operators(made)[-1] == "maximum"
+    np.testing.assert_allclose(run(made, x)[0], np.where(x > 0, x, slope * x), rtol=1e-6, atol=1e-7)
+
+
+def test_a_leaky_relu_of_another_slope_stays():
+    assert stays([rules.leaky_relu_by_element], lambda x: op.nn.leakyrelu(x, 1.5), (2, 3))
+
+
+def test_softplus_neither_overflows_nor_vanishes():
+    x = np.array([-200, -20, -1, -1e-3, 0, 1e-3, 1, 20, 200], np.float32)
+    made = rewrite(module(lambda x: op.nn.softplus(x), x), [rules.softplus_by_element])
+
+    assert "nn.softplus" not in operators(made)
+    np.testing.assert_allclose(run(made, x)[0], np.logaddexp(0, x.astype(np.float64)), rtol=1e-5, atol=2e-7)
+
+
+def test_softplus_of_another_slope_stays():
+    assert stays([rules.softplus_by_element], lambda x: op.nn.softplus(x, beta=2.0), (2, 3))
+
+
+@pytest.mark.parametrize("activation", [lambda x: op.nn.leakyrelu(x, 0.1), lambda x: op.nn.softplus(x)])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_no_activation_stands_between_transpositions(dims, activation):
+    convolve, weight = getattr(op.nn, f"conv{dims}d"), const(random((4, 4, *[3] * dims), 1))
+
+    def build(x):
+        return convolve(activation(convolve(x, weight, padding=1)), weight, padding=1)
+
+    made = simplify.channels_last(simplify.simplify(module(build, (1, 4, *[5] * dims))))
+
+    assert operators(made).count("permute_dims") == 2  # of what comes in and of what goes out
