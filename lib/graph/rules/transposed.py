@@ -1,5 +1,6 @@
 """Transposed convolutions, in one to three dimensions, as products or convolutions, for which there are spaces."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from tvm.relax import op
 from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
 
 _LAYOUTS = {"conv1d": ("NWC", "WIO", "IOW"), "conv2d": ("NHWC", "HWIO", "IOHW"), "conv3d": ("NDHWC", "DHWIO", "IODHW")}
+_VECTOR = 8  # channels that fill vectors on all CPUs that have been tuned for
+_WORTH_PHASES = 1.2  # times fewer products
 
 
 @rule(*(f"relax.nn.{name}_transpose" for name in _LAYOUTS))
@@ -78,6 +81,8 @@ def _by_steps(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     axes = [_Steps(*each) for each in zip(shape[1:-1], results[1:-1], window, strides, before, strict=True)]
     if any(min(axis.padding) < 0 for axis in axes):
         return None
+    if (phases := _by_phases(rewriter, call, weight, axes)) is not None:
+        return phases
     layout, kernel_layout, _ = _LAYOUTS[_name(call)]
     made = getattr(op.nn, _name(call))(
         call.args[0], constant(_weights_by_steps(weight, axes, groups)), out_dtype=dtype(call), groups=groups,
@@ -89,6 +94,30 @@ def _by_steps(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     begins = [axis.before - axis.first * axis.stride for axis in axes]
     ends = [begin + extent for begin, extent in zip(begins, results[1:-1], strict=True)]
     return op.strided_slice(rewriter.emit(elements), [*range(1, 1 + len(axes))], begins, ends, [1] * len(axes))
+
+
+def _by_phases(rewriter: Rewriter, call: relax.Call, weight: np.ndarray, axes: Sequence["_Steps"]) -> relax.Expr | None:
+    """Of images, a convolution for each of the s * s results of a step, where all steps together multiply many zeros:
+    those in a window that is no multiple of the stride, and those beyond the first and the last result."""
+    groups, columns = int(call.attrs.groups), weight.shape[1]
+    shape = rewriter.shape(call.args[0])
+    if len(axes) != 2 or groups > 1 or columns % _VECTOR or shape is None or any(a.result % a.stride for a in axes):
+        return None
+    by_steps = np.prod([(a.last - a.first + 1) * a.taps * a.stride for a in axes])
+    if by_steps < _WORTH_PHASES * np.prod([a.result // a.stride * a.window for a in axes]):
+        return None
+    made = []
+    for y, x in itertools.product(*(axis.phases for axis in axes)):
+        if min(*y.padding, *x.padding) < 0 or not y.taps or not x.taps:
+            return None
+        taps = weight[:, :, y.first :: axes[0].stride, x.first :: axes[1].stride][:, :, ::-1, ::-1]
+        convolution = op.nn.conv2d(
+            call.args[0], constant(np.ascontiguousarray(taps.transpose(2, 3, 0, 1))), out_dtype=dtype(call),
+            padding=[y.padding[0], x.padding[0], y.padding[1], x.padding[1]], data_layout="NHWC", kernel_layout="HWIO",
+        )  # fmt: skip
+        made.append(rewriter.emit(convolution))
+    strides, extents = [a.stride for a in axes], [a.result // a.stride for a in axes]
+    return _interleaved(rewriter, op.concat(made, 3), shape[0], extents, strides, [columns])
 
 
 def _weights_by_steps(weight: np.ndarray, axes: Sequence["_Steps"], groups: int) -> np.ndarray:
@@ -142,9 +171,28 @@ class _Steps:
         return (self.before + self.result - 1) // self.stride
 
     @property
+    def phases(self) -> list["_Phase"]:
+        """Of results that are a stride apart, those that begin with the first, the second and so on."""
+        found = []
+        for n in range(self.stride):
+            later, first = divmod(n + self.before, self.stride)
+            taps, results = len(range(first, self.window, self.stride)), len(range(n, self.result, self.stride))
+            found.append(_Phase(first, taps, (taps - 1 - later, results - 1 + later - (self.extent - 1))))
+        return found
+
+    @property
     def padding(self) -> tuple[int, int]:
         """Zeros that the convolution reads before and after the image; negative: it does not read all of that."""
         return self.taps - 1 - self.first, self.last - (self.extent - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """Results that are a stride apart are those of a convolution with each stride-th tap of the window."""
+
+    first: int  # tap
+    taps: int
+    padding: tuple[int, int]  # as of `_Steps`
 
 
 RULES: list[Rule] = [transposed_convolution]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from lib.graph.rewrite import rewrite
+from lib.graph.rewrite import is_call, rewrite
 from lib.graph.rules import transposed as rules
 from lib.graph.simplify import channels_last, simplify
 from tests.lib.graph.rules.helpers import const, module, operators, random, run
@@ -67,6 +67,37 @@ def test_a_transposed_convolution_is_a_convolution_of_steps(window, strides, pad
     assert not any("transpose" in name for name in operators(made))
     expected = spread(x, weight, strides, padding, output_padding, groups)
     np.testing.assert_allclose(run(made, x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding", "output_padding", "taps"),
+    [
+        ((4, 4), (2, 2), (1, 1, 1, 1), (0, 0), [(2, 2)] * 4),  # DCGAN's, of few pixels
+        ((3, 3), (2, 2), (1, 1, 1, 1), (1, 1), [(1, 1), (1, 2), (2, 1), (2, 2)]),  # torchvision's decoders
+        ((5, 3), (3, 1), (1, 1, 1, 1), (0, 0), [(1, 3), (2, 3), (2, 3)]),
+        ((5, 5), (2, 2), (2, 2, 2, 2), (1, 1), [(2, 2), (2, 3), (3, 2), (3, 3)]),
+    ],
+)
+def test_results_of_a_step_are_apart_where_that_spares_zeros(window, strides, padding, output_padding, taps):
+    x, weight = random((2, 4, 4, 6)), random((6, 16, *window), 1)
+    attrs = {"strides": strides, "padding": padding, "output_padding": output_padding}
+
+    made = rewrite(module(lambda x: transposed(x, weight, **attrs), x), rules.RULES)
+
+    values = [binding.value for block in made["main"].body.blocks for binding in block.bindings]
+    kernels = [value.args[1].ty.shape.values for value in values if is_call(value, "relax.nn.conv2d")]
+    assert sorted(tuple(map(int, kernel[:2])) for kernel in kernels) == taps
+    np.testing.assert_allclose(
+        run(made, x)[0], spread(x, weight, strides, padding, output_padding), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(("extent", "outputs"), [(32, 16), (4, 3)])
+def test_results_of_a_step_stay_together_where_little_is_spared_or_vectors_are_not_filled(extent, outputs):
+    weight = random((6, outputs, 4, 4), 1)
+    made = rewrite(module(lambda x: transposed(x, weight, strides=2, padding=1), (1, extent, extent, 6)), rules.RULES)
+
+    assert operators(made).count("nn.conv2d") == 1
 
 
 @pytest.mark.parametrize("window", [(3,), (2, 2), (2, 1, 3)])
