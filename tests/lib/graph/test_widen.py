@@ -44,13 +44,16 @@ def widened(made, lanes=16):
     return reweight.rewrite(*made, [widen.replacement(lanes)])
 
 
-@pytest.mark.parametrize("made", [product(24), convolution(24), convolution(24, strides=2)])
-def test_what_is_computed_stays_the_same(cpu, made):
+@pytest.mark.parametrize(
+    ("made", "wider"),
+    [(product(24), 32), (convolution(24), 32), (convolution(24, strides=2), 32), (convolution(1), 16)],
+)
+def test_what_is_computed_stays_the_same(cpu, made, wider):
     module, changed = widened(made)
     shape = [int(n) for n in made[0]["main"].params[0].ty.shape.values]
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
-    assert changed["w"].shape[-1] == 32
+    assert changed["w"].shape[-1] == wider
     np.testing.assert_allclose(
         in_tvm(cpu, module, x, changed["w"]), in_tvm(cpu, made[0], x, made[1]["w"]), rtol=1e-5, atol=1e-5
     )
@@ -70,8 +73,8 @@ def test_a_single_row_of_columns_that_fill_no_vectors_gets_whole_ones(cpu, colum
     )
 
 
-@pytest.mark.parametrize("columns", [1000, 888, 120, 4])
-def test_a_single_row_of_columns_that_fill_some_vectors_stays(columns):
+@pytest.mark.parametrize("columns", [1000, 888, 120, 4, 1])
+def test_a_single_row_of_columns_that_fill_some_vectors_or_of_one_column_stays(columns):
     assert widened(product(columns, m=1))[1] == {}
 
 
