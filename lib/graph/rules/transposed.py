@@ -106,10 +106,11 @@ def _by_phases(rewriter: Rewriter, call: relax.Call, weight: np.ndarray, axes: S
     by_steps = np.prod([(a.last - a.first + 1) * a.taps * a.stride for a in axes])
     if by_steps < _WORTH_PHASES * np.prod([a.result // a.stride * a.window for a in axes]):
         return None
+    phases = [axis.phases for axis in axes]
+    if any(not phase.taps or min(phase.padding) < 0 for of_axis in phases for phase in of_axis):
+        return None
     made = []
-    for y, x in itertools.product(*(axis.phases for axis in axes)):
-        if min(*y.padding, *x.padding) < 0 or not y.taps or not x.taps:
-            return None
+    for y, x in itertools.product(*phases):
         taps = weight[:, :, y.first :: axes[0].stride, x.first :: axes[1].stride][:, :, ::-1, ::-1]
         convolution = op.nn.conv2d(
             call.args[0], constant(np.ascontiguousarray(taps.transpose(2, 3, 0, 1))), out_dtype=dtype(call),
