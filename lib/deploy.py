@@ -49,7 +49,7 @@ def build(
 def lowered(module: tvm.IRModule, target: Target) -> relax.VMExecutable:
     """Compile a module of functions of TIR, scheduled or not."""
     stages = lowering.passes(target)
-    _views, *to_calls = stages.dataflow_lower_passes(target)
+    _views, *to_calls = stages.dataflow_lower_passes(target)  # the first is RewriteDataflowReshape: see `storage.Views`
     plan, *finalize = stages.finalize_passes(target)
     # Not MetaScheduleApplyDatabase's lookup nor compile_relax: both miss silently when an attribute differs.
     with target, tvm.transform.PassContext(opt_level=3):

@@ -26,7 +26,9 @@ class Views:
 
     def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         """Functions of Relax in dataflow form, and those in TIR that they call."""
-        own = {gvar: module[gvar] for gvar in _of_own_memory(module)}
+        own = {
+            gvar: f for gvar in _of_own_memory(module) if len((f := module[gvar]).params) > 1
+        }  # else it reads nothing
         module = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
         for gvar in own:
             module[gvar] = _no_reshape(len(module[gvar].params))

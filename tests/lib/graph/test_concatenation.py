@@ -167,7 +167,11 @@ def a_part_of_three_tensors(x):
     return op.concat([op.add(conv(x, 2, size=3), const(random((2,), 5))), conv(x, 4, 2)], 3)
 
 
-@pytest.mark.parametrize("build", [dense_block, a_part_of_three_tensors])
+def a_part_of_none(x):
+    return op.concat([op.full((2, 4, 5, 2), const(1.5), "float32"), conv(x, 4, 2)], 3)
+
+
+@pytest.mark.parametrize("build", [dense_block, a_part_of_three_tensors, a_part_of_none])
 @pytest.mark.parametrize("packs", [None, "packing.json"])
 def test_placed_parts_can_be_built_into_a_library(packs, build, cpu, tmp_path):
     made = fused(module(build, IMAGE), cpu)
