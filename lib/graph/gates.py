@@ -46,16 +46,19 @@ class _Separator(PyExprMutator):
 
     def _is_summed(self, expr: relax.Expr, image: relax.Expr) -> bool:
         """Whether a tensor has a number for each channel of an image, and comes of a sum over lines."""
-        return _last(expr) == _last(image) > 1 and self._comes_of_sums(expr)
+        factor, whole = _extents(expr), _extents(image)
+        is_channel = factor and whole and factor[-1] == whole[-1] > 1
+        return bool(is_channel) and self._comes_of_sums(expr)
 
     def _comes_of_sums(self, expr: relax.Expr) -> bool:
         """Whether a tensor is computed from sums, element by element or spread out."""
         value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
         if isinstance(value, relax.Var):
             return self._comes_of_sums(value)
-        if not isinstance(value, relax.Call) or is_call(value, *_SUMS):
-            return value is not None and is_call(value, *_SUMS)
-        return is_call(value, *_SPREAD) and any(self._comes_of_sums(arg) for arg in value.args)
+        if not isinstance(value, relax.Call):
+            return False
+        is_spread = is_call(value, *_SPREAD) and any(self._comes_of_sums(arg) for arg in value.args)
+        return is_spread or is_call(value, *_SUMS)
 
     def _is_contracted(self, expr: relax.Expr) -> bool:
         """Whether a tensor is a contraction's, through what keeps its number of elements: what FuseOps takes for its
@@ -74,13 +77,12 @@ class _Separator(PyExprMutator):
         return any(_size(arg) == _size(expr) and self._is_contracted(arg) for arg in arguments)
 
 
-def _last(expr: relax.Expr) -> int:
-    """The last extent of a tensor; 0 if that is not known."""
-    shape = static_shape(expr) if isinstance(expr.ty, relax.TensorType) else None
-    return shape[-1] if shape else 0
-
-
 def _size(expr: relax.Expr) -> int:
     """The number of elements of a tensor; 0 if that is not known."""
-    shape = static_shape(expr) if isinstance(expr.ty, relax.TensorType) else None
+    shape = _extents(expr)
     return math.prod(shape) if shape is not None else 0
+
+
+def _extents(expr: relax.Expr) -> tuple[int, ...] | None:
+    """Of a tensor; None if they are not known, or it is none."""
+    return static_shape(expr) if isinstance(expr.ty, relax.TensorType) else None

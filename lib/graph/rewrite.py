@@ -13,7 +13,11 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 CONTRACTIONS = (*CONVOLUTIONS, "relax.matmul")  # that may have a weight
-_CHANNELS_LAST = (("NWC", "WIO", "NWC"), ("NHWC", "HWIO", "NHWC"), ("NDHWC", "DHWIO", "NDHWC"))
+_SPATIAL = {"conv1d": "W", "conv2d": "HW", "conv3d": "DHW"}
+# Layouts of data and weights with channels last, by operator, as ConvertLayout is told them.
+CHANNELS_LAST = {f"relax.nn.{name}": (f"N{axes}C", f"{axes}IO") for name, axes in _SPATIAL.items()} | {
+    f"relax.nn.{name}_transpose": (f"N{axes}C", f"IO{axes}") for name, axes in _SPATIAL.items()
+}
 _MAX_PASSES = 50  # rules that undo one another would never end
 
 
@@ -167,11 +171,11 @@ def is_call(expr: relax.Expr | None, *operators: str) -> bool:
 
 
 def is_channels_last(convolution: relax.Call) -> bool:
-    """Whether a convolution has images in NHWC (signals in NWC, volumes in NDHWC), before and after, and weights in
-    HWIO (WIO, DHWIO)."""
+    """Whether a convolution, transposed or not, has images in NHWC (signals in NWC, volumes in NDHWC) before and after
+    it, and weights as `CHANNELS_LAST` has them."""
     attrs = convolution.attrs
-    out = str(attrs.out_layout) or str(attrs.data_layout)  # empty: as the data
-    return (str(attrs.data_layout), str(attrs.kernel_layout), out) in _CHANNELS_LAST
+    data, out = str(attrs.data_layout), str(attrs.out_layout) or str(attrs.data_layout)  # empty: as the data
+    return data == out and (data, str(attrs.kernel_layout)) == CHANNELS_LAST[convolution.op.name]
 
 
 def has_columns_last(call: relax.Call, weight: Sequence[int]) -> bool:

@@ -4,7 +4,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 
-from lib.graph.rewrite import is_call, rewrite
+from lib.graph.rewrite import CHANNELS_LAST, is_call, rewrite
 from lib.graph.rules import (
     arithmetic,
     attention,
@@ -31,14 +31,6 @@ RULES = [
     *pooling.RULES,
     *resizing.RULES,
 ]
-_LAYOUTS = {
-    "relax.nn.conv1d": ["NWC", "WIO"],
-    "relax.nn.conv2d": ["NHWC", "HWIO"],
-    "relax.nn.conv3d": ["NDHWC", "DHWIO"],
-    "relax.nn.conv1d_transpose": ["NWC", "IOW"],
-    "relax.nn.conv2d_transpose": ["NHWC", "IOHW"],
-    "relax.nn.conv3d_transpose": ["NDHWC", "IODHW"],
-}
 
 
 def simplify(module: tvm.IRModule) -> tvm.IRModule:
@@ -69,7 +61,7 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
     Simplify before: TVM 0.27's ConvertLayout crashes on what an unfolded batch norm leaves (`var + eps`). It also fails
     on operators that have nothing to do with convolutions, so models without any are spared.
     """
-    wanted = {name: layouts for name, layouts in _LAYOUTS.items() if _calls(module, name)}
+    wanted = {name: [*layouts] for name, layouts in CHANNELS_LAST.items() if _calls(module, name)}
     if wanted:
         module = transform.ConvertLayout(wanted)(module)
     module = simplify(module)

@@ -26,12 +26,11 @@ class Views:
 
     def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         """Functions of Relax in dataflow form, and those in TIR that they call."""
-        own = {
-            gvar: f for gvar in _of_own_memory(module) if len((f := module[gvar]).params) > 1
-        }  # else it reads nothing
+        makers = {gvar: module[gvar] for gvar in _of_own_memory(module)}
+        own = {gvar: function for gvar, function in makers.items() if len(function.params) > 1}  # others read nothing
         module = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs)
-        for gvar in own:
-            module[gvar] = _no_reshape(len(module[gvar].params))
+        for gvar, function in own.items():
+            module[gvar] = _no_reshape(len(function.params))
         module = transform.RewriteDataflowReshape()(module)
         for gvar, function in own.items():
             module[gvar] = function

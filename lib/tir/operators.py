@@ -83,7 +83,8 @@ def core_operator(names: Sequence[str]) -> str:
     if _is_attention(names):
         return ATTENTION + contractions[0].removeprefix("batch_").removeprefix("matmul")
     if contractions and "transform" in names:
-        return WINOGRAD + (f"_{kind}" if (kind := contractions[0].rpartition("_")[2]) in _NARROW.values() else "")
+        kind = contractions[0].rpartition("_")[2]
+        return f"{WINOGRAD}_{kind}" if kind in _NARROW.values() else WINOGRAD
     if contractions:
         flipped = "reverse" in names
         return "+".join(dict.fromkeys(f"transposed_{n}" if flipped and "conv" in n else n for n in contractions))

@@ -12,11 +12,10 @@ from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
 @rule("relax.divide")
 def whole_layer_norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) over the last axis as one operator."""
-    centred, root = rewriter.calls(call.args[0], "relax.subtract"), rewriter.calls(call.args[1], "relax.sqrt")
-    shifted = None if root is None else rewriter.calls(root.args[0], "relax.add")
-    epsilon = None if shifted is None else rewriter.value(shifted.args[1])
-    if centred is None or shifted is None or epsilon is None or epsilon.size != 1:
+    found = _over_root(rewriter, call)
+    if found is None:
         return None
+    centred, shifted, epsilon = found
     x = centred.args[0]
     squares = _mean_of_last(rewriter, shifted.args[0])
     product = None if squares is None else rewriter.calls(squares, "relax.multiply")
@@ -35,12 +34,13 @@ def instance_norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
     Where rows are groups of an image's channels (exporters write GroupNorm so), of the image itself.
     """
-    centred, root = rewriter.calls(call.args[0], "relax.subtract"), rewriter.calls(call.args[1], "relax.sqrt")
-    shifted = None if root is None else rewriter.calls(root.args[0], "relax.add")
-    variance = None if shifted is None else rewriter.calls(shifted.args[0], "relax.variance")
-    epsilon = None if shifted is None else rewriter.value(shifted.args[1])
-    mean = None if centred is None else rewriter.calls(centred.args[1], "relax.mean")
-    if centred is None or mean is None or variance is None or epsilon is None or epsilon.size != 1:
+    found = _over_root(rewriter, call)
+    if found is None:
+        return None
+    centred, shifted, epsilon = found
+    mean = rewriter.calls(centred.args[1], "relax.mean")
+    variance = rewriter.calls(shifted.args[0], "relax.variance")
+    if mean is None or variance is None:
         return None
     x, shape = centred.args[0], rewriter.shape(centred.args[0])
     axes = None if shape is None else _axes(mean, len(shape))
@@ -109,6 +109,16 @@ def _normalized(
     factor = rewriter.emit(op.divide(constant(np.ones((), dtype(x))), deviation))
     shift = rewriter.emit(op.multiply(mean, factor))
     return op.subtract(rewriter.emit(op.multiply(x, factor)), shift)
+
+
+def _over_root(rewriter: Rewriter, call: relax.Call) -> tuple[relax.Call, relax.Call, np.ndarray] | None:
+    """The difference, the sum under the root and its constant of (a - b) / sqrt(c + epsilon); None for another call."""
+    centred, root = rewriter.calls(call.args[0], "relax.subtract"), rewriter.calls(call.args[1], "relax.sqrt")
+    shifted = None if root is None else rewriter.calls(root.args[0], "relax.add")
+    epsilon = None if shifted is None else rewriter.value(shifted.args[1])
+    if centred is None or shifted is None or epsilon is None or epsilon.size != 1:
+        return None
+    return centred, shifted, epsilon
 
 
 def _axes(reduction: relax.Call, rank: int) -> list[int] | None:

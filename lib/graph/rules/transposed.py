@@ -8,23 +8,20 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
+from lib.graph.rewrite import CHANNELS_LAST, CONVOLUTIONS, Rewriter, Rule, constant, dtype, is_channels_last, rule
 
-_LAYOUTS = {"conv1d": ("NWC", "WIO", "IOW"), "conv2d": ("NHWC", "HWIO", "IOHW"), "conv3d": ("NDHWC", "DHWIO", "IODHW")}
 _VECTOR = 8  # channels that fill vectors on all CPUs that have been tuned for
 _WORTH_PHASES = 1.2  # times fewer products
 
 
-@rule(*(f"relax.nn.{name}_transpose" for name in _LAYOUTS))
+@rule(*(f"{name}_transpose" for name in CONVOLUTIONS))
 def transposed_convolution(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """With channels last, as ConvertLayout leaves it and TVM 0.27 cannot lower it: as a product where windows lie side
     by side, else as a convolution that computes all results of a step of the stride, else with channels first between
     two transpositions."""
     attrs, (data, weight) = call.attrs, call.args
     shape, kernel = rewriter.shape(data), rewriter.shape(weight)
-    last, _, transposed = _LAYOUTS[_name(call)]
-    is_last = str(attrs.data_layout) == str(attrs.out_layout) == last and str(attrs.kernel_layout) == transposed
-    if not is_last or shape is None or kernel is None:
+    if not is_channels_last(call) or shape is None or kernel is None:
         return None
     others = [*attrs.padding, *attrs.output_padding, *(int(d) - 1 for d in attrs.dilation)]
     if [int(s) for s in attrs.strides] == list(kernel[2:]) and int(attrs.groups) == 1 and not any(map(int, others)):
@@ -81,9 +78,9 @@ def _by_steps(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     axes = [_Steps(*each) for each in zip(shape[1:-1], results[1:-1], window, strides, before, strict=True)]
     if any(min(axis.padding) < 0 for axis in axes):
         return None
-    if (phases := _by_phases(rewriter, call, weight, axes)) is not None:
+    if (phases := _by_phases(rewriter, call, weight, axes, shape[0])) is not None:
         return phases
-    layout, kernel_layout, _ = _LAYOUTS[_name(call)]
+    layout, kernel_layout = CHANNELS_LAST[f"relax.nn.{_name(call)}"]
     made = getattr(op.nn, _name(call))(
         call.args[0], constant(_weights_by_steps(weight, axes, groups)), out_dtype=dtype(call), groups=groups,
         padding=[*(axis.padding[0] for axis in axes), *(axis.padding[1] for axis in axes)],
@@ -96,12 +93,13 @@ def _by_steps(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return op.strided_slice(rewriter.emit(elements), [*range(1, 1 + len(axes))], begins, ends, [1] * len(axes))
 
 
-def _by_phases(rewriter: Rewriter, call: relax.Call, weight: np.ndarray, axes: Sequence["_Steps"]) -> relax.Expr | None:
+def _by_phases(
+    rewriter: Rewriter, call: relax.Call, weight: np.ndarray, axes: Sequence["_Steps"], batch: int
+) -> relax.Expr | None:
     """Of images, a convolution for each of the s * s results of a step, where all steps together multiply many zeros:
     those in a window that is no multiple of the stride, and those beyond the first and the last result."""
     groups, columns = int(call.attrs.groups), weight.shape[1]
-    shape = rewriter.shape(call.args[0])
-    if len(axes) != 2 or groups > 1 or columns % _VECTOR or shape is None or any(a.result % a.stride for a in axes):
+    if len(axes) != 2 or groups > 1 or columns % _VECTOR or any(a.result % a.stride for a in axes):
         return None
     by_steps = np.prod([(a.last - a.first + 1) * a.taps * a.stride for a in axes])
     if by_steps < _WORTH_PHASES * np.prod([a.result // a.stride * a.window for a in axes]):
@@ -118,7 +116,7 @@ def _by_phases(rewriter: Rewriter, call: relax.Call, weight: np.ndarray, axes: S
         )  # fmt: skip
         made.append(rewriter.emit(convolution))
     strides, extents = [a.stride for a in axes], [a.result // a.stride for a in axes]
-    return _interleaved(rewriter, op.concat(made, 3), shape[0], extents, strides, [columns])
+    return _interleaved(rewriter, op.concat(made, 3), batch, extents, strides, [columns])
 
 
 def _weights_by_steps(weight: np.ndarray, axes: Sequence["_Steps"], groups: int) -> np.ndarray:
@@ -136,7 +134,7 @@ def _weights_by_steps(weight: np.ndarray, axes: Sequence["_Steps"], groups: int)
 def _channels_first(rewriter: Rewriter, call: relax.Call) -> relax.Expr:
     """As TVM can lower it."""
     attrs, dims = call.attrs, len(call.attrs.strides)
-    last, _, transposed = _LAYOUTS[_name(call)]
+    last, transposed = CHANNELS_LAST[call.op.name]
     given = rewriter.emit(op.permute_dims(call.args[0], [0, dims + 1, *range(1, dims + 1)]))
     made = getattr(op.nn, f"{_name(call)}_transpose")(
         given, call.args[1], strides=[int(s) for s in attrs.strides], padding=[int(p) for p in attrs.padding],
