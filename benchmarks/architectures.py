@@ -21,6 +21,8 @@ _TOKENS = 128
 _LONGEST = 512  # tokens, where their number is left open
 _VOCABULARY = 4096  # of the language model, small: a real one's logits would be a third of its work
 _SPREAD = 0.1
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LARGEST_CONSTANT = 2**20  # values
 
 
@@ -44,7 +46,7 @@ def make(name: str, seed: int = 0) -> Example:
 
 def prepared(model: nn.Module, inputs: Inputs) -> Example:
     """The same with norms and constants that keep activations alive, for inference."""
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in model.modules() if isinstance(module, _NORMS)]
     if norms:
         reset(model, norms)
     spread_constants(model)
@@ -103,7 +105,7 @@ def save_onnx(program: torch.export.ExportedProgram, path: Path, n_outputs: int 
     made.save(str(path), external_data=False)
 
 
-def reset(model: nn.Module, norms: Sequence[nn.BatchNorm2d]) -> None:
+def reset(model: nn.Module, norms: Sequence[nn.Module]) -> None:
     """He's initialisation for the convolutions of a model with batch norms, and ones for the norms' scales.
 
     transformers draws both from N(0, 0.02) for some models, whose output would then not depend on the input.
@@ -111,7 +113,7 @@ def reset(model: nn.Module, norms: Sequence[nn.BatchNorm2d]) -> None:
     for norm in norms:
         nn.init.ones_(norm.weight)
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, _CONVOLUTIONS):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
 
@@ -127,7 +129,7 @@ def spread_constants(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def calibrate(model: nn.Module, norms: Sequence[nn.BatchNorm2d], inputs: Inputs) -> None:
+def calibrate(model: nn.Module, norms: Sequence[nn.Module], inputs: Inputs) -> None:
     """Set the means and variances of batch norms to those of four random images.
 
     With the zeros and ones that they start from, activations shrink or grow from layer to layer.

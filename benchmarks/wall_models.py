@@ -512,7 +512,9 @@ def make(name: str, batch: int, seed: int = 0) -> tuple[nn.Module, Inputs]:
 
     torch.manual_seed(seed)
     entry = (MODELS | timm_models())[name]
-    return prepared(_timm(entry.config) if entry.model == "timm" else _transformer(entry), entry.inputs(batch))
+    return prepared(
+        timm_model(entry.config, num_classes=10) if entry.model == "timm" else _transformer(entry), entry.inputs(batch)
+    )
 
 
 def _transformer(entry: Entry) -> nn.Module:
@@ -526,19 +528,20 @@ def _transformer(entry: Entry) -> nn.Module:
     return Tensors(getattr(hf, entry.model)(config))
 
 
-def _timm(name: str) -> nn.Module:
+def timm_model(name: str, **options: Any) -> nn.Module:
+    """A model of timm that takes one tensor, `x`."""
     for module in _TORCHVISION:  # which has no build for torch without CUDA; timm imports it to load images alone
         sys.modules.setdefault(module, MagicMock())
     import timm
 
-    model = timm.create_model(name, num_classes=10)
+    model = timm.create_model(name, **options)
     for module in _TORCHVISION:
         sys.modules.pop(module)  # torch's exporter looks whether it is there
     return Positional(model)
 
 
 class Positional(nn.Module):
-    """A model of timm, whose input has a name."""
+    """A model of one tensor, which gets a name."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()

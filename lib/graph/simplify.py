@@ -10,6 +10,7 @@ from lib.graph.rules import (
     attention,
     constants,
     convolution,
+    layouts,
     movement,
     normalization,
     pooling,
@@ -63,6 +64,8 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
     """
     wanted = {name: [*layouts] for name, layouts in CHANNELS_LAST.items() if _calls(module, name)}
     if wanted:
-        module = transform.ConvertLayout(wanted)(module)
+        module = transform.ConvertLayout(wanted)(rewrite(module, layouts.BEFORE))
+        module = rewrite(module, [*layouts.AFTER, *RULES])
+        module = rewrite(module, layouts.LAST)
     module = simplify(module)
     return simplify(attention.merge_projections(module))

@@ -26,7 +26,7 @@ def one_movement(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A chain of reshapes and transposes as one reshape, or one reshape, transpose and reshape."""
     # Through a transpose with other readers only if the result needs none: that one is computed in any case.
     for through_shared in (True, False):
-        source, steps = _chain(rewriter, call, through_shared)
+        source, steps = chain(rewriter, call, through_shared)
         shape = rewriter.shape(source)
         if not steps or shape is None or not all(shape):
             continue
@@ -39,8 +39,8 @@ def one_movement(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return None
 
 
-def _chain(rewriter: Rewriter, call: relax.Call, through_shared: bool) -> tuple[relax.Expr, list[Step]]:
-    """The source of a chain, and its steps."""
+def chain(rewriter: Rewriter, call: relax.Call, through_shared: bool = True) -> tuple[relax.Expr, list[Step]]:
+    """The source of a chain of reshapes and transposes, and its steps."""
     steps: list[Step] = []
     expr: relax.Expr = call
     while True:
@@ -53,6 +53,14 @@ def _chain(rewriter: Rewriter, call: relax.Call, through_shared: bool) -> tuple[
             return expr, steps
         steps.insert(0, step)
         expr = found.args[0]
+
+
+def order_after(shape: Sequence[int], steps: Sequence[Step]) -> np.ndarray:
+    """What a chain makes of a tensor of a shape: where in memory each element was before."""
+    order = np.arange(int(np.prod(shape))).reshape(shape)
+    for kind, argument in steps:
+        order = order.reshape(argument) if kind == "reshape" else order.transpose(argument)
+    return order
 
 
 def _step(rewriter: Rewriter, call: relax.Call) -> Step | None:
@@ -93,15 +101,13 @@ def flatten_in_order(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     weight = rewriter.value(call.args[1])
     if reshape is None or weight is None or weight.ndim != 2 or not rewriter.read_once(call.args[0]):
         return None
-    source, steps = _chain(rewriter, reshape, through_shared=False)
+    source, steps = chain(rewriter, reshape, through_shared=False)
     shape, flat = rewriter.shape(source), rewriter.shape(call.args[0])
     if shape is None or flat is None or len(flat) != 2 or flat[0] != shape[0] or not steps:
         return None
     if all(kind == "reshape" for kind, _ in steps):
         return None
-    order = np.arange(int(np.prod(shape))).reshape(shape)
-    for kind, argument in steps:
-        order = order.reshape(argument) if kind == "reshape" else order.transpose(argument)
+    order = order_after(shape, steps)
     rows = order[0]  # which element of an image each column is; the same for all images if the batch stayed in front
     if not np.array_equal(order, rows + np.arange(flat[0])[:, None] * flat[1]):
         return None
@@ -243,6 +249,31 @@ def drop_identity(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 def _strides(call: relax.Call) -> list[int]:
     given = call.args[4].fields if len(call.args) > 4 and isinstance(call.args[4], relax.Tuple) else []
     return [int(stride) for stride in given]
+
+
+def bounds(rewriter: Rewriter, call: relax.Call) -> dict[int, tuple[int, int]] | None:
+    """What a slice of stride 1 takes along each axis that it names, from the front; None for other slices."""
+    before, after = rewriter.shape(call.args[0]), rewriter.shape(call)
+    axes, begins = (_numbers(rewriter, part) for part in call.args[1:3])
+    if before is None or after is None or axes is None or begins is None or any(step != 1 for step in _strides(call)):
+        return None
+    found = {}
+    for axis, begin in zip(axes, begins, strict=True):
+        extent = before[axis]
+        first = min(max(begin + (extent if begin < 0 else 0), 0), extent)
+        found[axis % len(before)] = (first, first + after[axis])
+    return found
+
+
+def _numbers(rewriter: Rewriter, items: relax.Expr) -> list[int] | None:
+    values = rewriter.values(items.fields) if isinstance(items, relax.Tuple) else None
+    return None if values is None else [int(value) for value in values]
+
+
+def is_to_channels_first(call: relax.Call) -> bool:
+    """Whether a transpose makes NCHW of NHWC, or NCDHW of NDHWC."""
+    order = call.attrs.axes
+    return order is not None and [int(axis) for axis in order] == [0, len(order) - 1, *range(1, len(order) - 1)]
 
 
 @rule("relax.concat")

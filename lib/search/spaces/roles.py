@@ -128,7 +128,7 @@ def transposed(block: SBlock) -> int | None:
     if not axes or not last.same_as(axes[-1]) or extents[axes[-1]] == 1:
         return None
     found: set[int] = set()
-    length = period(block)
+    length, together = period(block), side_by_side(block)
     for load in analysis.walk(stores[0].value, tvm.ir.TensorLoad):
         strides = [
             analysis.stride(load.indices, load.source.ty.shape, axis) if extents[axis] > 1 else 0 for axis in axes
@@ -136,7 +136,7 @@ def transposed(block: SBlock) -> int | None:
         if strides[-1] > 1:
             strides += [analysis.stride(load.indices, load.source.ty.shape, last, length)] if length else []
             found |= {n for n, stride in enumerate(strides) if stride == 1}
-        elif side_by_side(block) > 1 and strides[-2] > extents[last]:
+        elif together > 1 and strides[-2] > extents[last]:
             found |= {n for n, stride in enumerate(strides[:-2]) if stride == extents[last]}
     return found.pop() if len(found) == 1 else None
 

@@ -1,0 +1,129 @@
+"""What ConvertLayout does not know, in NHWC all the same.
+
+It goes back to NCHW at an operator without a rule of its own, and joins, slices and sums of what comes after stay in
+NCHW, too, up to the next convolution. The transposes that it leaves are moved behind such operators here.
+
+A shuffle of channels (ShuffleNet's groups) is a reshape, a transpose and a reshape in exporters' files, which do not
+show that they leave an image an image. As a lookup of channels by known numbers it keeps its meaning until the layouts
+are chosen.
+"""
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from lib.graph import rewrite
+from lib.graph.rewrite import Rewriter, Rule, constant, rule
+from lib.graph.rules import movement
+
+_COMPARISONS = ("relax.greater", "relax.greater_equal", "relax.less", "relax.less_equal", "relax.equal",
+                "relax.not_equal", "relax.logical_and", "relax.logical_or")  # fmt: skip
+_RANKS = (4, 5)  # of images and volumes; (0, 2, 1) of a signal may be a matrix that attention transposes
+
+
+@rule("relax.reshape")
+def shuffle_as_lookup(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A chain that leaves each channel as it is, and moves it elsewhere."""
+    source, steps = movement.chain(rewriter, call)
+    shape = rewriter.shape(call)
+    if shape is None or len(shape) not in _RANKS or rewriter.shape(source) != shape or not all(shape):
+        return None
+    if all(kind == "reshape" for kind, _ in steps):
+        return None
+    order = movement.order_after(shape, steps).reshape(shape[0], shape[1], -1)
+    channels, pixels = order[0, :, 0] // order.shape[2], np.arange(order.shape[2])
+    images = np.arange(shape[0])[:, None, None] * (shape[1] * len(pixels))
+    if not np.array_equal(order, images + (channels * len(pixels))[:, None] + pixels):
+        return None
+    return _lookup(source, channels)
+
+
+def _lookup(image: relax.Expr, channels: np.ndarray, axis: int = 1) -> relax.Expr:
+    return op.take(image, constant(channels.astype(np.int64)), axis, "clip")
+
+
+def _looked_up(rewriter: Rewriter, expr: relax.Expr, axis: int = 1) -> tuple[relax.Expr, np.ndarray] | None:
+    """An image, and the numbers of its channels that are looked up, each of them once; None if this is something
+    else."""
+    call = expr if rewrite.is_call(expr, "relax.take") else rewriter.calls(expr, "relax.take")
+    if call is None or call.attrs.axis is None or int(call.attrs.axis) != axis:
+        return None
+    channels = rewriter.value(call.args[1])
+    if channels is None or channels.ndim != 1 or len(rewriter.shape(call) or ()) not in _RANKS:
+        return None
+    is_once = len(np.unique(channels)) == len(channels) and channels.min() >= 0
+    return (call.args[0], channels) if is_once else None
+
+
+@rule("relax.take")
+def lookup_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A lookup of channels of what was NHWC before, in NHWC."""
+    found, moved = _looked_up(rewriter, call), rewriter.calls(call.args[0], "relax.permute_dims")
+    if found is None or moved is None or not movement.is_to_channels_first(moved):
+        return None
+    last = _lookup(moved.args[0], found[1], len(moved.attrs.axes) - 1)
+    return op.permute_dims(rewriter.emit(last), [int(axis) for axis in moved.attrs.axes])
+
+
+@rule("relax.strided_slice")
+def slice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A slice of what was NHWC before, in NHWC."""
+    moved, bounds = rewriter.calls(call.args[0], "relax.permute_dims"), movement.bounds(rewriter, call)
+    if moved is None or bounds is None or not movement.is_to_channels_first(moved):
+        return None
+    order = [int(axis) for axis in moved.attrs.axes]
+    begins, ends = zip(*bounds.values(), strict=True)
+    part = op.strided_slice(moved.args[0], [order[axis] for axis in bounds], begins, ends, [1] * len(bounds))
+    return op.permute_dims(rewriter.emit(part), order)
+
+
+@rule("relax.where", *_COMPARISONS)
+def choice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """An element-wise choice between images that were NHWC before, in NHWC."""
+    shape = rewriter.shape(call)
+    if shape is None or len(shape) not in _RANKS:
+        return None
+    last = [*range(2, len(shape)), 1]
+    args, is_moved = [], False
+    for argument in call.args:
+        moved, value, extents = (
+            rewriter.calls(argument, "relax.permute_dims"), rewriter.value(argument), rewriter.shape(argument)
+        )  # fmt: skip
+        if moved is not None and movement.is_to_channels_first(moved):
+            args.append(moved.args[0])
+            is_moved = True
+        elif extents is not None and np.prod(extents) == 1:
+            args.append(argument)
+        elif value is not None and value.ndim == len(shape):
+            args.append(constant(value.transpose(0, *last)))
+        else:
+            return None
+    if not is_moved:
+        return None
+    chosen = relax.Call(call.op, args, call.attrs, call.ty_args)
+    return op.permute_dims(rewriter.emit(chosen), [0, len(shape) - 1, *range(1, len(shape) - 1)])
+
+
+@rule("relax.take")
+def lookup_as_shuffle(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A lookup that takes from each group of channels in turn as what it came from, in NHWC: it has no indices to
+    read."""
+    shape = rewriter.shape(call)
+    found = _looked_up(rewriter, call, len(shape or ()) - 1)
+    if found is None or shape is None or rewriter.shape(call.args[0]) != shape or shape[-1] < 2:
+        return None
+    channels, width = found[1], int(found[1][1])
+    if width < 1 or len(channels) % width:
+        return None
+    groups = len(channels) // width
+    if not np.array_equal(channels, np.arange(len(channels)).reshape(groups, width).T.reshape(-1)):
+        return None
+    rank = len(shape)
+    apart = rewriter.emit(op.reshape(call.args[0], (*shape[:-1], groups, width)))
+    turned = rewriter.emit(op.permute_dims(apart, [*range(rank - 1), rank, rank - 1]))
+    return op.reshape(turned, shape)
+
+
+BEFORE: list[Rule] = [shuffle_as_lookup]  # layouts are chosen
+AFTER: list[Rule] = [lookup_channels_last, slice_channels_last, choice_channels_last]
+LAST: list[Rule] = [lookup_as_shuffle]

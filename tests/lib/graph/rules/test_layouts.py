@@ -1,0 +1,118 @@
+"""Operators that ConvertLayout does not know: no transposes stay around them, and they compute what they did."""
+
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from lib.graph import simplify
+from tests.lib.graph.rules.helpers import const, module, operators, random, run
+
+IMAGE, VOLUME = (2, 8, 6, 5), (2, 8, 3, 6, 5)
+SQUARE = random((12, 12, 1, 1), 3)
+
+
+def convolved(x, outputs=12, inputs=8):
+    return op.nn.conv2d(x, const(random((outputs, inputs, 1, 1), outputs)))
+
+
+def shuffled(x, groups, channels=12, spatial=(6, 5)):
+    apart = op.reshape(x, (2, groups, channels // groups, *spatial))
+    return op.reshape(op.permute_dims(apart, [0, 2, 1, *range(3, 3 + len(spatial))]), (2, channels, *spatial))
+
+
+def halves(x):
+    return [op.strided_slice(x, [1], [begin], [begin + 6], [1]) for begin in (0, 6)]
+
+
+def with_channels_last(build, *shapes):
+    """What a model calls with its channels last, after checking that it computes the same as it did."""
+    before = module(build, *shapes)
+    after = simplify.channels_last(simplify.simplify(before))
+    arrays = [random(shape, n) for n, shape in enumerate(shapes)]
+    np.testing.assert_allclose(run(after, *arrays)[0], run(before, *arrays)[0], rtol=1e-4, atol=1e-5)
+    return operators(after)
+
+
+def transposes_of_images(after):
+    """How many there are beside the two of the model's input and result."""
+    return after.count("permute_dims") - 2
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4])
+def test_a_shuffle_between_convolutions_is_one_of_the_last_axis(groups):
+    after = with_channels_last(lambda x: convolved(shuffled(convolved(x), groups), 12, 12), IMAGE)
+
+    middle = after[after.index("nn.conv2d") + 1 : len(after) - after[::-1].index("nn.conv2d") - 1]
+    assert middle == ["reshape", "permute_dims", "reshape"]
+
+
+def test_a_shuffle_of_a_volume_is_one_of_the_last_axis():
+    def build(x):
+        weight = const(random((8, 8, 1, 1, 1), 1))
+        return op.nn.conv3d(shuffled(op.nn.conv3d(x, weight), 2, 8, (3, 6, 5)), weight)
+
+    assert with_channels_last(build, VOLUME).count("permute_dims") == 3
+
+
+def test_units_of_shufflenet_stay_channels_last():
+    def unit(x):
+        left, right = halves(x)
+        return shuffled(op.concat([left, op.nn.relu(convolved(right, 6, 6))], 1), 2)
+
+    after = with_channels_last(lambda x: convolved(unit(unit(unit(convolved(x)))), 12, 12), IMAGE)
+
+    assert transposes_of_images(after) == 3  # one within each shuffle
+    assert "take" not in after
+
+
+def test_an_order_of_channels_that_is_no_shuffle_is_looked_up():
+    def build(x):  # the first axis of three is turned alone
+        apart = op.permute_dims(op.reshape(convolved(x), (2, 2, 3, 2, 6, 5)), [0, 3, 1, 2, 4, 5])
+        turned = op.permute_dims(op.reshape(apart, (2, 2, 2, 3, 6, 5)), [0, 2, 1, 3, 4, 5])
+        return convolved(op.reshape(turned, (2, 12, 6, 5)), 12, 12)
+
+    after = with_channels_last(build, IMAGE)
+
+    assert after.count("take") == 1
+    assert transposes_of_images(after) == 0
+
+
+def test_what_moves_pixels_is_no_shuffle():
+    """Pixels out of channels and back: an image of the same shape, where height and width are one axis's parts."""
+
+    def build(x):
+        moved = op.permute_dims(op.reshape(convolved(x), (2, 12, 5, 6)), [0, 1, 3, 2])
+        return convolved(moved, 12, 12)
+
+    assert "take" not in with_channels_last(build, IMAGE)
+
+
+def test_what_moves_images_is_no_shuffle():
+    def build(x):
+        moved = op.reshape(op.permute_dims(op.reshape(convolved(x), (2, 12, 30)), [1, 0, 2]), (2, 12, 6, 5))
+        return convolved(moved, 12, 12)
+
+    assert "take" not in with_channels_last(build, IMAGE)
+
+
+@pytest.mark.parametrize("other", [const(0.0), const(random((2, 12, 6, 5), 4)), const(random((2, 12, 1, 5), 5))])
+def test_a_choice_between_images_leaves_no_transposes(other):
+    def build(x):
+        image = convolved(x)
+        chosen = op.where(op.greater(image, const(0.1)), op.exp(image), op.add(image, other))
+        return convolved(op.where(op.greater(chosen, other), other, image), 12, 12)
+
+    after = with_channels_last(build, IMAGE)
+
+    assert "where" in after
+    assert transposes_of_images(after) == 0
+
+
+def test_a_choice_by_something_else_stays_where_it_is():
+    """A line of flags for each column broadcasts along other axes: nothing is known of it in NHWC."""
+
+    def build(x, line):
+        image = convolved(x)
+        return convolved(op.where(op.greater(line, const(0.0)), image, op.exp(image)), 12, 12)
+
+    assert "where" in with_channels_last(build, IMAGE, (5,))
