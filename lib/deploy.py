@@ -8,10 +8,12 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 from tvm.relax import transform
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.target import Target
 
 from lib.graph import concatenation, fusion, inputs, storage
+from lib.graph.rewrite import mutated
 from lib.machine import linking
 from lib.tir import analysis, lowering
 from lib.tir.traces import apply
@@ -73,7 +75,7 @@ def lowered(module: tvm.IRModule, target: Target) -> relax.VMExecutable:
 def _apart(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRModule]:
     """A module with weights that are packed already, and what packs them."""
     with target, tvm.transform.PassContext(opt_level=3):
-        split = transform.LiftTransformParams()(_packing_split_off(module))
+        split = transform.LiftTransformParams()(_packed_once(_packing_split_off(module)))
     parts = []
     for name in (fusion.ENTRY, PACKER):
         others = {fusion.ENTRY, PACKER} - {name}
@@ -109,6 +111,31 @@ def _packing_split_off(module: tvm.IRModule) -> tvm.IRModule:
     shown = {gvar: plain.get(str(gvar.name_hint), f) for gvar, f in split.functions_items()}
     shown |= {gvar: _with_zeros_in_gaps(f) for gvar, f in shown.items() if str(gvar.name_hint).endswith(_PACKING)}
     return concatenation.in_place_again(tvm.IRModule(shown, attrs=split.attrs))
+
+
+def _packed_once(module: tvm.IRModule) -> tvm.IRModule:
+    """A module in which kernels of one kind that read the same weights, as the steps of an LSTM do, or layers that
+    share theirs, read the same packed ones: one copy of each, which may stay in a cache from call to call."""
+    return transform.CanonicalizeBindings()(mutated(_PackedOnce(module), module))
+
+
+@mutator
+class _PackedOnce(PyExprMutator):
+    """Leaves the first of equal calls that pack weights."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self._first: dict[tuple[object, ...], relax.Expr] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        found = concatenation.called(call)
+        if found is None or not str(found[0].name_hint).endswith(_PACKING):
+            return call
+        key = found[0], *found[1]
+        if key not in self._first:
+            self._first[key] = self.builder_.emit(call)
+        return self._first[key]
 
 
 def _with_zeros_in_gaps(function: tirx.PrimFunc) -> tirx.PrimFunc:

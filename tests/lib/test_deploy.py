@@ -65,20 +65,31 @@ def test_a_trace_for_a_function_that_is_not_there_is_an_error(cpu):
         deploy.schedule(module, {"no_such_function": traces.EMPTY_TRACE})
 
 
+def packing_traces(module, cpu):
+    """One trace for each function, which packs its weights if it has any."""
+    traces = {}
+    for subgraph in extract_subgraphs(module):
+        found = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 4, known=set(), seed=0)
+        packs = [one.trace for one in found if "RewriteLayout" in one.trace or "layout" in one.trace]
+        traces |= {name: (packs or [one.trace for one in found])[0] for name in subgraph.functions if found}
+    return traces
+
+
+def tensors(**shapes):
+    """Variables of float32."""
+    return [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
+
+
 def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
     builder = relax.BlockBuilder()
-    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", (16, 64)), ("w", (64, 32))))
+    x, w = tensors(x=(16, 64), w=(64, 32))
     with builder.function("main", [x, w], attrs={"num_input": 1}):
         with builder.dataflow():
             product = builder.emit(relax.op.matmul(x, w))
             output = builder.emit_output(relax.op.cumsum(product, axis=0))
         builder.emit_func_output(output)
     module = fusion.fuse(builder.get(), cpu.tvm())
-    traces = {}
-    for subgraph in extract_subgraphs(module):
-        found = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 4, known=set(), seed=0)
-        packs = [one.trace for one in found if "RewriteLayout" in one.trace or "layout" in one.trace]
-        traces |= {name: (packs or [one.trace for one in found])[0] for name in subgraph.functions if found}
+    traces = packing_traces(module, cpu)
     assert len(traces) == 2
 
     deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", tmp_path / "packing.json")
@@ -90,6 +101,35 @@ def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
     assert packed.shape != values[1].shape
     result = machine["main"](tvm.runtime.tensor(values[0]), tvm.runtime.tensor(packed)).numpy()
     assert relative_error(result, np.cumsum(values[0] @ values[1], axis=0)) < 1e-5
+
+
+def test_steps_that_share_their_weights_share_the_packed_ones(cpu, tmp_path):
+    """An LSTM's were packed for each of its steps: 247 MB of 33 MB, none of which stayed in a cache."""
+    builder = relax.BlockBuilder()
+    x, w, v = tensors(x=(1, 64), w=(64, 64), v=(64, 64))
+    with builder.function("main", [x, w, v], attrs={"num_input": 1}):
+        with builder.dataflow():
+            state = x
+            for weight in (w, w, v, w):
+                state = builder.emit(relax.op.tanh(builder.emit(relax.op.matmul(state, weight))))
+            output = builder.emit_output(state)
+        builder.emit_func_output(output)
+    module = fusion.fuse(builder.get(), cpu.tvm())
+    traces = packing_traces(module, cpu)
+
+    deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", tmp_path / "packing.json")
+
+    values = [random_values(shape, "float32", 0, seed=n) for n, shape in enumerate([(1, 64), (64, 64), (64, 64)])]
+    packs = load_module((tmp_path / "packing.json").read_text())
+    [packed] = packing.pack([packs], [{"w": values[1], "v": values[2]}], cpu.tvm())
+    assert len(packed) == 2
+    assert packed[0].shape != values[1].shape
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "tuned.so")), tvm.cpu())
+    result = machine["main"](*map(tvm.runtime.tensor, [values[0], *packed])).numpy()
+    expected = values[0]
+    for weight in (values[1], values[1], values[2], values[1]):
+        expected = np.tanh(expected @ weight)
+    assert relative_error(result, expected) < 1e-5
 
 
 def packing_of(length):
