@@ -84,7 +84,7 @@ def test_a_flattened_image_that_others_read_stays():
     assert stays([rules.flatten_in_order], build, (2, 3, 4))
 
 
-@pytest.mark.parametrize(("shape", "joined"), [((2, 3, 4), (6, 4)), ((1, 4), (4,)), ((2, 1, 3, 4), (2, 3, 4))])
+@pytest.mark.parametrize(("shape", "joined"), [((2, 8, 4), (16, 4)), ((1, 4), (4,)), ((2, 1, 9, 4), (2, 9, 4))])
 def test_a_product_keeps_the_leading_axes(shape, joined):
     def build(x, w):
         return op.matmul(op.reshape(x, joined), w)
@@ -95,6 +95,23 @@ def test_a_product_keeps_the_leading_axes(shape, joined):
 def test_a_product_keeps_leading_axes_only_if_the_last_is_whole():
     assert stays([rules.keep_leading_axes], lambda x, w: op.matmul(op.reshape(x, (2, 12)), w), (2, 3, 4), (12, 5))
     assert stays([rules.keep_leading_axes], lambda x, w: op.matmul(op.reshape(x, (6, 4)), w), (2, 3, 4), (4,))
+
+
+JOINING = [rules.join_few_rows, rules.keep_leading_axes, rules.one_movement]
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 4), (3, 2, 4), (2, 5, 3, 4)])
+def test_products_of_few_rows_are_one_of_many(shape):
+    assert becomes(JOINING, op.matmul, shape, (4, 5))[1] == ["reshape", "matmul", "reshape"]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (1, 1, 2, 4), (2, 4, 4), (6, 4)])
+def test_one_product_or_products_of_many_rows_stay(shape):
+    assert stays(JOINING, op.matmul, shape, (4, 5))
+
+
+def test_products_with_matrices_of_their_own_stay():
+    assert stays(JOINING, op.matmul, (6, 1, 4), (6, 4, 5))
 
 
 @pytest.mark.parametrize("heads", [1, 3])
