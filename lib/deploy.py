@@ -121,20 +121,30 @@ def _packed_once(module: tvm.IRModule) -> tvm.IRModule:
 
 @mutator
 class _PackedOnce(PyExprMutator):
-    """Leaves the first of equal calls that pack weights."""
+    """Leaves the first of equal calls that pack weights, and of what is read of their results."""
 
     def __init__(self, module: tvm.IRModule) -> None:
         super().__init__(module)
-        self._first: dict[tuple[object, ...], relax.Expr] = {}
+        self._first: dict[tuple[object, ...], relax.Var] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
         found = concatenation.called(call)
         if found is None or not str(found[0].name_hint).endswith(_PACKING):
             return call
-        key = found[0], *found[1]
+        return self._once((found[0], *found[1]), call)
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> relax.Expr:
+        item = self.visit_expr_post_order(item)
+        whole = item.tuple_value
+        while isinstance(bound := self.lookup_binding(whole), relax.Var):  # an alias of the first
+            whole = bound
+        is_packed = any(whole.same_as(var) for var in self._first.values())
+        return self._once((whole, int(item.index)), relax.TupleGetItem(whole, item.index)) if is_packed else item
+
+    def _once(self, key: tuple[object, ...], value: relax.Expr) -> relax.Var:
         if key not in self._first:
-            self._first[key] = self.builder_.emit(call)
+            self._first[key] = self.builder_.emit(value)
         return self._first[key]
 
 

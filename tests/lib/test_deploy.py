@@ -106,12 +106,14 @@ def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
 def test_steps_that_share_their_weights_share_the_packed_ones(cpu, tmp_path):
     """An LSTM's were packed for each of its steps: 247 MB of 33 MB, none of which stayed in a cache."""
     builder = relax.BlockBuilder()
-    x, w, v = tensors(x=(1, 64), w=(64, 64), v=(64, 64))
-    with builder.function("main", [x, w, v], attrs={"num_input": 1}):
+    shapes = [(1, 64), (64, 64), (64, 64), (64,)]  # the shift is packed with the weight, in one function
+    x, w, v, shift = tensors(**dict(zip("xwvs", shapes, strict=True)))
+    with builder.function("main", [x, w, v, shift], attrs={"num_input": 1}):
         with builder.dataflow():
             state = x
             for weight in (w, w, v, w):
-                state = builder.emit(relax.op.tanh(builder.emit(relax.op.matmul(state, weight))))
+                product = builder.emit(relax.op.matmul(state, weight))
+                state = builder.emit(relax.op.tanh(builder.emit(relax.op.add(product, shift))))
             output = builder.emit_output(state)
         builder.emit_func_output(output)
     module = fusion.fuse(builder.get(), cpu.tvm())
@@ -119,16 +121,17 @@ def test_steps_that_share_their_weights_share_the_packed_ones(cpu, tmp_path):
 
     deploy.build(module, traces, cpu.tvm(), tmp_path / "tuned.so", tmp_path / "packing.json")
 
-    values = [random_values(shape, "float32", 0, seed=n) for n, shape in enumerate([(1, 64), (64, 64), (64, 64)])]
+    values = [random_values(shape, "float32", 0, seed=n) for n, shape in enumerate(shapes)]
     packs = load_module((tmp_path / "packing.json").read_text())
-    [packed] = packing.pack([packs], [{"w": values[1], "v": values[2]}], cpu.tvm())
-    assert len(packed) == 2
-    assert packed[0].shape != values[1].shape
+    [packed] = packing.pack([packs], [dict(zip("wvs", values[1:], strict=True))], cpu.tvm())
+    matrices = [array for array in packed if array.size == 64 * 64]
+    assert len(matrices) == 2
+    assert matrices[0].shape != values[1].shape
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "tuned.so")), tvm.cpu())
     result = machine["main"](*map(tvm.runtime.tensor, [values[0], *packed])).numpy()
     expected = values[0]
     for weight in (values[1], values[1], values[2], values[1]):
-        expected = np.tanh(expected @ weight)
+        expected = np.tanh(expected @ weight + values[3])
     assert relative_error(result, expected) < 1e-5
 
 
