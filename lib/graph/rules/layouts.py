@@ -12,7 +12,6 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph import rewrite
 from lib.graph.rewrite import Rewriter, Rule, constant, rule
 from lib.graph.rules import movement
 
@@ -45,7 +44,7 @@ def _lookup(image: relax.Expr, channels: np.ndarray, axis: int = 1) -> relax.Exp
 def _looked_up(rewriter: Rewriter, expr: relax.Expr, axis: int = 1) -> tuple[relax.Expr, np.ndarray] | None:
     """An image, and the numbers of its channels that are looked up, each of them once; None if this is something
     else."""
-    call = expr if rewrite.is_call(expr, "relax.take") else rewriter.calls(expr, "relax.take")
+    call = rewriter.calls(expr, "relax.take")
     if call is None or call.attrs.axis is None or int(call.attrs.axis) != axis:
         return None
     channels = rewriter.value(call.args[1])
@@ -58,50 +57,59 @@ def _looked_up(rewriter: Rewriter, expr: relax.Expr, axis: int = 1) -> tuple[rel
 @rule("relax.take")
 def lookup_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A lookup of channels of what was NHWC before, in NHWC."""
-    found, moved = _looked_up(rewriter, call), rewriter.calls(call.args[0], "relax.permute_dims")
-    if found is None or moved is None or not movement.is_to_channels_first(moved):
+    found, rank = _looked_up(rewriter, call), len(rewriter.shape(call) or ())
+    image = _channels_last(rewriter, call.args[0], rank)
+    if found is None or image is None:
         return None
-    last = _lookup(moved.args[0], found[1], len(moved.attrs.axes) - 1)
-    return op.permute_dims(rewriter.emit(last), [int(axis) for axis in moved.attrs.axes])
+    return op.permute_dims(rewriter.emit(_lookup(image, found[1], rank - 1)), _channels_first(rank))
 
 
 @rule("relax.strided_slice")
 def slice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A slice of what was NHWC before, in NHWC."""
-    moved, bounds = rewriter.calls(call.args[0], "relax.permute_dims"), movement.bounds(rewriter, call)
-    if moved is None or bounds is None or not movement.is_to_channels_first(moved):
+    rank, bounds = len(rewriter.shape(call) or ()), movement.bounds(rewriter, call)
+    image = _channels_last(rewriter, call.args[0], rank)
+    if image is None or not bounds or rank not in _RANKS:
         return None
-    order = [int(axis) for axis in moved.attrs.axes]
+    order = _channels_first(rank)
     begins, ends = zip(*bounds.values(), strict=True)
-    part = op.strided_slice(moved.args[0], [order[axis] for axis in bounds], begins, ends, [1] * len(bounds))
+    part = op.strided_slice(image, [order[axis] for axis in bounds], begins, ends, [1] * len(bounds))
     return op.permute_dims(rewriter.emit(part), order)
 
 
 @rule("relax.where", *_COMPARISONS)
 def choice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """An element-wise choice between images that were NHWC before, in NHWC."""
-    shape = rewriter.shape(call)
-    if shape is None or len(shape) not in _RANKS:
+    rank = len(rewriter.shape(call) or ())
+    images = [_channels_last(rewriter, argument, rank) for argument in call.args]
+    if rank not in _RANKS or all(image is None for image in images):
         return None
-    last = [*range(2, len(shape)), 1]
-    args, is_moved = [], False
-    for argument in call.args:
-        moved, value, extents = (
-            rewriter.calls(argument, "relax.permute_dims"), rewriter.value(argument), rewriter.shape(argument)
-        )  # fmt: skip
-        if moved is not None and movement.is_to_channels_first(moved):
-            args.append(moved.args[0])
-            is_moved = True
-        elif extents is not None and np.prod(extents) == 1:
+    args = []
+    for argument, image in zip(call.args, images, strict=True):
+        shape, value = rewriter.shape(argument), rewriter.value(argument)
+        if image is not None:
+            args.append(image)
+        elif shape is not None and np.prod(shape) == 1:
             args.append(argument)
-        elif value is not None and value.ndim == len(shape):
-            args.append(constant(value.transpose(0, *last)))
+        elif value is not None and value.ndim == rank:
+            args.append(constant(value.transpose(0, *range(2, rank), 1)))
         else:
             return None
-    if not is_moved:
-        return None
     chosen = relax.Call(call.op, args, call.attrs, call.ty_args)
-    return op.permute_dims(rewriter.emit(chosen), [0, len(shape) - 1, *range(1, len(shape) - 1)])
+    return op.permute_dims(rewriter.emit(chosen), _channels_first(rank))
+
+
+def _channels_last(rewriter: Rewriter, image: relax.Expr, rank: int) -> relax.Expr | None:
+    """What an image, or a volume, with channels first is a transpose of; None if it is something else."""
+    moved = rewriter.calls(image, "relax.permute_dims")
+    if moved is None or moved.attrs.axes is None:
+        return None
+    return moved.args[0] if [int(axis) for axis in moved.attrs.axes] == _channels_first(rank) else None
+
+
+def _channels_first(rank: int) -> list[int]:
+    """The transpose that makes NCHW of NHWC, or NCDHW of NDHWC."""
+    return [0, rank - 1, *range(1, rank - 1)]
 
 
 @rule("relax.take")

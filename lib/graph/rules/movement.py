@@ -287,12 +287,6 @@ def _numbers(rewriter: Rewriter, items: relax.Expr) -> list[int] | None:
     return None if values is None else [int(value) for value in values]
 
 
-def is_to_channels_first(call: relax.Call) -> bool:
-    """Whether a transpose makes NCHW of NHWC, or NCDHW of NDHWC."""
-    order = call.attrs.axes
-    return order is not None and [int(axis) for axis in order] == [0, len(order) - 1, *range(1, len(order) - 1)]
-
-
 @rule("relax.concat")
 def single_concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A concatenation of one tensor."""

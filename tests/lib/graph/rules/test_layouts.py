@@ -116,3 +116,13 @@ def test_a_choice_by_something_else_stays_where_it_is():
         return convolved(op.where(op.greater(line, const(0.0)), image, op.exp(image)), 12, 12)
 
     assert "where" in with_channels_last(build, IMAGE, (5,))
+
+
+def test_a_matrix_that_is_transposed_is_no_image():
+    """It broadcasts over images: its two last axes are lines and columns, not channels."""
+
+    def build(x, matrices):
+        image, flags = convolved(x), op.greater(op.permute_dims(matrices, [0, 2, 1]), const(0.0))
+        return convolved(op.where(flags, image, op.exp(image)), 12, 12)
+
+    assert "where" in with_channels_last(build, IMAGE, (12, 5, 6))
