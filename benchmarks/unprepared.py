@@ -83,14 +83,6 @@ def wav2vec2() -> Example:
 
 
 @maker
-def conformer() -> Example:
-    """Two seconds of sound after a frontend of convolutions, six layers with depthwise convolutions over time."""
-    config = hf.Wav2Vec2ConformerConfig(num_hidden_layers=6, hidden_size=256, intermediate_size=1024)
-    config.num_attention_heads = 4
-    return FirstOutput(hf.Wav2Vec2ConformerModel(config)), {"input_values": torch.randn(1, 32000)}
-
-
-@maker
 def gpt2_64() -> Example:
     return FirstOutput(hf.GPT2Model(hf.GPT2Config(use_cache=False))), {"input_ids": tokens(5000)["input_ids"][:, :64]}
 

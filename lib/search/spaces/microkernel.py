@@ -27,11 +27,13 @@ def tile_contraction(
     producers: Sequence[SBlockRV] = (),
     padded_in_task: bool = False,
     results: SBlockRV | None = None,
+    rows_first: bool = False,
 ) -> None:
     """Tile a contraction, and place the blocks before it that pad its data (`producers`).
 
     Args:
         results: The block that reads the accumulators, which have the scope `local` already; None: what follows.
+        rows_first: A task has its rows of all contractions of a batch, not all rows of some of them.
     """
     loops = schedule.get_loops(block)
     results, cut = (results, None) if results else _results(schedule, block, roles, tile)
@@ -52,7 +54,8 @@ def tile_contraction(
     of_columns = [1, None] if cut else primitives.sampled_factors(schedule, split.columns)
     columns_0, columns_1 = schedule.split(split.columns, of_columns)
     # Rows first: a thread then has the part of the image that it has in the kernels before and after.
-    tasks = [*(loops[n] for n in roles.batch), *outer_rows, rows_0, *groups, columns_0]
+    batch, of_rows = [loops[n] for n in roles.batch], [*outer_rows, rows_0]
+    tasks = [*(of_rows + batch if rows_first else batch + of_rows), *groups, columns_0]
     around, of_tile = [columns_1, rows_1, *rest], split.within(window)  # the tile, within a task
     schedule.reorder(*tasks, *around, *of_tile)
     task = schedule.fuse(*tasks)

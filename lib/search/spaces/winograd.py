@@ -2,7 +2,8 @@
 
 The transforms are vectorised over channels; their intermediate results stay in registers or in L1. The products have
 the micro-kernel of contractions. What is left to the search, beside its register tile: how many vectors of channels a
-parallel task of the two transforms takes.
+parallel task of the two transforms takes; and whether the products are shared out by positions, so that each core reads
+its part of the kernels alone, or by tiles, so that it reads the data that it has transformed itself.
 """
 
 from dataclasses import replace
@@ -36,13 +37,13 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     extents = [int(axis.dom.extent) for axis in schedule.get(block).iter_vars]
     dot = instruction(schedule.mod["main"], schedule.get(block), roles, machine)
 
-    def tiled(tile: Tile, sketch: Schedule) -> None:
+    def tiled(tile: Tile, rows_first: bool, sketch: Schedule) -> None:
         _transform_data(sketch, block, tiling.lanes_for(extents[roles.reduction[-1]], machine))
-        tile_contraction(sketch, block, roles, tile)
+        tile_contraction(sketch, block, roles, tile, rows_first=rows_first)
         _transform_results(sketch, block, tile.lanes)
 
-    tiles = tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)
-    return feasible(schedule, [partial(tiled, replace(tile, dot=dot)) for tile in tiles])
+    tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)]
+    return feasible(schedule, [partial(tiled, tile, first) for tile in tiles for first in (False, True)])
 
 
 def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int) -> None:

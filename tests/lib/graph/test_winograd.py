@@ -68,8 +68,10 @@ def test_every_scheduled_program_computes_it(cpu, tile):
     schedules = sampled(workload(tile), cpu, 8)
 
     assert len(schedules) == 8
-    for schedule in schedules:
-        text = schedule.mod.script()
+    texts = [schedule.mod.script() for schedule in schedules]
+    assert any("for a_b_p_" in text for text in texts)  # products by positions
+    assert any("for p_" in text for text in texts)  # and by tiles
+    for schedule, text in zip(schedules, texts, strict=True):
         assert text.count("T.parallel(") == 4  # padding, data, products, results
         found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-4)
