@@ -1,17 +1,15 @@
 """Models for which nothing was prepared: of timm, of transformers, and small ones after their papers.
 
-`join` puts them into the table of `architectures.py`, for the same care for their weights. Each is a kind of network
-that people deploy: what a tuner does with them as they come is what a user's model meets.
+Imported, they join the table of `architectures.py`, for the same care for their weights. Each is a kind of network that
+people deploy: what a tuner does with them as they come is what a user's model meets.
 """
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 
-import architectures
 import torch
 import transformers as hf
-from architectures import Example, FirstOutput, image, tokens
+from architectures import MAKERS, Example, FirstOutput, image, maker, tokens
 from torch import nn
 from torch.nn import functional
 from wall_models import Positional, timm_model
@@ -51,20 +49,6 @@ _TIMM: dict[str, tuple[str, int]] = {
     "focalnet": ("focalnet_tiny_srf", 224),
     "beit": ("beit_base_patch16_224", 224),
 }
-
-
-MAKERS: dict[str, Callable[[], Example]] = {}
-
-
-def join() -> None:
-    """Make these models known to `architectures.py`."""
-    architectures.MAKERS.update(MAKERS)
-
-
-def maker(of: Callable[[], Example]) -> Callable[[], Example]:
-    """Enter a maker in the table, under its own name."""
-    MAKERS[of.__name__] = of
-    return of
 
 
 def _timm(name: str, size: int) -> Example:
@@ -148,10 +132,10 @@ def decoder_step() -> Example:
 
 
 def _block(
-    c_in: int, c_out: int, kernel: int = 3, stride: int = 1, activation: type[nn.Module] = nn.ReLU, groups: int = 1
+    c_in: int, c_out: int, kernel: int = 3, stride: int = 1, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(c_in, c_out, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False),
+        nn.Conv2d(c_in, c_out, kernel, stride, (kernel - 1) // 2, bias=False),
         nn.BatchNorm2d(c_out),
         activation(),
     )

@@ -512,9 +512,8 @@ def make(name: str, batch: int, seed: int = 0) -> tuple[nn.Module, Inputs]:
 
     torch.manual_seed(seed)
     entry = (MODELS | timm_models())[name]
-    return prepared(
-        timm_model(entry.config, num_classes=10) if entry.model == "timm" else _transformer(entry), entry.inputs(batch)
-    )
+    model = timm_model(entry.config, num_classes=10) if entry.model == "timm" else _transformer(entry)
+    return prepared(model, entry.inputs(batch))
 
 
 def _transformer(entry: Entry) -> nn.Module:

@@ -115,7 +115,10 @@ def _packing_split_off(module: tvm.IRModule) -> tvm.IRModule:
 
 def _packed_once(module: tvm.IRModule) -> tvm.IRModule:
     """A module in which kernels of one kind that read the same weights, as the steps of an LSTM do, or layers that
-    share theirs, read the same packed ones: one copy of each, which may stay in a cache from call to call."""
+    share theirs, read the same packed ones: one copy of each, which may stay in a cache from call to call.
+
+    TVM's EliminateCommonSubexpr would also merge equal first parts of two concatenations, which are written in place.
+    """
     return transform.CanonicalizeBindings()(mutated(_PackedOnce(module), module))
 
 
@@ -129,23 +132,28 @@ class _PackedOnce(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        found = concatenation.called(call)
-        if found is None or not str(found[0].name_hint).endswith(_PACKING):
-            return call
-        return self._once((found[0], *found[1]), call)
+        found = _packing_called(call)
+        return call if found is None else self._once((found[0], *found[1]), call)
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> relax.Expr:
         item = self.visit_expr_post_order(item)
         whole = item.tuple_value
         while isinstance(bound := self.lookup_binding(whole), relax.Var):  # an alias of the first
             whole = bound
-        is_packed = any(whole.same_as(var) for var in self._first.values())
-        return self._once((whole, int(item.index)), relax.TupleGetItem(whole, item.index)) if is_packed else item
+        if _packing_called(self.lookup_binding(whole)) is None:
+            return item
+        return self._once((whole, int(item.index)), relax.TupleGetItem(whole, item.index))
 
     def _once(self, key: tuple[object, ...], value: relax.Expr) -> relax.Var:
         if key not in self._first:
             self._first[key] = self.builder_.emit(value)
         return self._first[key]
+
+
+def _packing_called(value: relax.Expr | None) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]] | None:
+    """The function that an expression packs weights with, and the weights; None if it does something else."""
+    found = concatenation.called(value)
+    return found if found is not None and str(found[0].name_hint).endswith(_PACKING) else None
 
 
 def _with_zeros_in_gaps(function: tirx.PrimFunc) -> tirx.PrimFunc:

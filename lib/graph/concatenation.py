@@ -63,9 +63,9 @@ def _with_calls(module: tvm.IRModule, changed: Callable[[tvm.IRModule], PyExprMu
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-def called(value: relax.Expr) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]] | None:
+def called(value: relax.Expr | None) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]] | None:
     """The TIR function that an expression calls, in place or not, and its arguments; None for other expressions."""
-    if not is_call(value, _CALL_TIR, _IN_PLACE):
+    if value is None or not is_call(value, _CALL_TIR, _IN_PLACE):
         return None
     return value.args[0], list(value.args[1].fields)
 

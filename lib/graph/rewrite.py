@@ -178,6 +178,11 @@ def is_channels_last(convolution: relax.Call) -> bool:
     return data == out and (data, str(attrs.kernel_layout)) == CHANNELS_LAST[convolution.op.name]
 
 
+def to_channels_first(rank: int) -> list[int]:
+    """The transpose that makes NCHW of NHWC, by rank: also of signals and volumes."""
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
 def has_columns_last(call: relax.Call, weight: Sequence[int]) -> bool:
     """Whether a product's or convolution's weight, of some shape, has the input channels in its last axis but one, and
     the last axis of the result in its last."""

@@ -67,5 +67,6 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
         module = transform.ConvertLayout(wanted)(rewrite(module, layouts.BEFORE))
         module = rewrite(module, [*layouts.AFTER, *RULES])
         module = rewrite(module, layouts.LAST)
-    module = simplify(module)
+    else:
+        module = simplify(module)
     return simplify(attention.merge_projections(module))

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, constant, rule
+from lib.graph.rewrite import Rewriter, Rule, constant, rule, to_channels_first
 from lib.graph.rules import movement
 
 _COMPARISONS = ("relax.greater", "relax.greater_equal", "relax.less", "relax.less_equal", "relax.equal",
@@ -58,20 +58,20 @@ def _looked_up(rewriter: Rewriter, expr: relax.Expr, axis: int = 1) -> tuple[rel
 def lookup_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A lookup of channels of what was NHWC before, in NHWC."""
     found, rank = _looked_up(rewriter, call), len(rewriter.shape(call) or ())
-    image = _channels_last(rewriter, call.args[0], rank)
+    image = movement.channels_last(rewriter, call.args[0], rank)
     if found is None or image is None:
         return None
-    return op.permute_dims(rewriter.emit(_lookup(image, found[1], rank - 1)), _channels_first(rank))
+    return op.permute_dims(rewriter.emit(_lookup(image, found[1], rank - 1)), to_channels_first(rank))
 
 
 @rule("relax.strided_slice")
 def slice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A slice of what was NHWC before, in NHWC."""
     rank, bounds = len(rewriter.shape(call) or ()), movement.bounds(rewriter, call)
-    image = _channels_last(rewriter, call.args[0], rank)
+    image = movement.channels_last(rewriter, call.args[0], rank)
     if image is None or not bounds or rank not in _RANKS:
         return None
-    order = _channels_first(rank)
+    order = to_channels_first(rank)
     begins, ends = zip(*bounds.values(), strict=True)
     part = op.strided_slice(image, [order[axis] for axis in bounds], begins, ends, [1] * len(bounds))
     return op.permute_dims(rewriter.emit(part), order)
@@ -81,7 +81,7 @@ def slice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | No
 def choice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """An element-wise choice between images that were NHWC before, in NHWC."""
     rank = len(rewriter.shape(call) or ())
-    images = [_channels_last(rewriter, argument, rank) for argument in call.args]
+    images = [movement.channels_last(rewriter, argument, rank) for argument in call.args]
     if rank not in _RANKS or all(image is None for image in images):
         return None
     args = []
@@ -96,20 +96,7 @@ def choice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | N
         else:
             return None
     chosen = relax.Call(call.op, args, call.attrs, call.ty_args)
-    return op.permute_dims(rewriter.emit(chosen), _channels_first(rank))
-
-
-def _channels_last(rewriter: Rewriter, image: relax.Expr, rank: int) -> relax.Expr | None:
-    """What an image, or a volume, with channels first is a transpose of; None if it is something else."""
-    moved = rewriter.calls(image, "relax.permute_dims")
-    if moved is None or moved.attrs.axes is None:
-        return None
-    return moved.args[0] if [int(axis) for axis in moved.attrs.axes] == _channels_first(rank) else None
-
-
-def _channels_first(rank: int) -> list[int]:
-    """The transpose that makes NCHW of NHWC, or NCDHW of NDHWC."""
-    return [0, rank - 1, *range(1, rank - 1)]
+    return op.permute_dims(rewriter.emit(chosen), to_channels_first(rank))
 
 
 @rule("relax.take")

@@ -9,7 +9,7 @@ from tvm.relax import op
 
 from lib.graph import axes
 from lib.graph.axes import Movement, Step
-from lib.graph.rewrite import CONTRACTIONS, Rewriter, Rule, constant, dtype, rule
+from lib.graph.rewrite import CONTRACTIONS, Rewriter, Rule, constant, dtype, rule, to_channels_first
 
 _MAX_PARTS = 64  # of a split
 _FEW_ROWS = 4  # from which on a register tile of them is not much slower than one of more
@@ -285,6 +285,17 @@ def bounds(rewriter: Rewriter, call: relax.Call) -> dict[int, tuple[int, int]] |
 def _numbers(rewriter: Rewriter, items: relax.Expr) -> list[int] | None:
     values = rewriter.values(items.fields) if isinstance(items, relax.Tuple) else None
     return None if values is None else [int(value) for value in values]
+
+
+def channels_last(rewriter: Rewriter, image: relax.Expr, rank: int) -> relax.Expr | None:
+    """What an image, or a volume, with channels first is a transpose of; None if it is something else."""
+    moved = rewriter.calls(image, "relax.permute_dims")
+    return moved.args[0] if moved is not None and order_of(moved) == to_channels_first(rank) else None
+
+
+def order_of(call: relax.Call) -> list[int] | None:
+    """The axes of a transpose; None where it reverses them without naming any."""
+    return None if call.attrs.axes is None else [int(axis) for axis in call.attrs.axes]
 
 
 @rule("relax.concat")

@@ -7,9 +7,10 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, constant, rule
+from lib.graph.rewrite import Rewriter, Rule, constant, rule, to_channels_first
+from lib.graph.rules import movement
 
-_TO_CHANNELS_FIRST = [0, 3, 1, 2]
+_TO_CHANNELS_FIRST = to_channels_first(4)
 _LARGER, _MORE = 2, 2  # times the pixels that a resize makes; times the channels that it then has at most
 _IN_PLACE = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")  # where equal sizes change nothing
 
@@ -59,9 +60,8 @@ def _channels_last(rewriter: Rewriter, image: relax.Expr) -> relax.Expr | None:
     """What an image in NCHW is a transpose of, in NHWC; None if it is something else, or read by others too."""
     if not rewriter.read_once(image):
         return None
-    moved = rewriter.calls(image, "relax.permute_dims")
-    if moved is not None:
-        return moved.args[0] if _order(moved) == _TO_CHANNELS_FIRST else None
+    if (moved := movement.channels_last(rewriter, image, 4)) is not None:
+        return moved
     shaped, shape = rewriter.calls(image, "relax.reshape"), rewriter.shape(image)
     tokens = rewriter.calls(shaped.args[0], "relax.permute_dims") if shaped is not None else None
     if shaped is None or tokens is None or not rewriter.read_once(shaped.args[0]):
@@ -69,13 +69,9 @@ def _channels_last(rewriter: Rewriter, image: relax.Expr) -> relax.Expr | None:
     if shape is None or len(shape) != 4:
         return None
     batch, channels, height, width = shape
-    if _order(tokens) != [0, 2, 1] or rewriter.shape(tokens.args[0]) != (batch, height * width, channels):
+    if movement.order_of(tokens) != [0, 2, 1] or rewriter.shape(tokens.args[0]) != (batch, height * width, channels):
         return None
     return rewriter.emit(op.reshape(tokens.args[0], (batch, height, width, channels)))
-
-
-def _order(call: relax.Call) -> list[int] | None:
-    return None if call.attrs.axes is None else [int(axis) for axis in call.attrs.axes]
 
 
 @rule("relax.nn.conv2d")

@@ -8,7 +8,17 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import CHANNELS_LAST, CONVOLUTIONS, Rewriter, Rule, constant, dtype, is_channels_last, rule
+from lib.graph.rewrite import (
+    CHANNELS_LAST,
+    CONVOLUTIONS,
+    Rewriter,
+    Rule,
+    constant,
+    dtype,
+    is_channels_last,
+    rule,
+    to_channels_first,
+)
 
 _VECTOR = 8  # channels that fill vectors on all CPUs that have been tuned for
 _WORTH_PHASES = 1.2  # times fewer products
@@ -135,7 +145,7 @@ def _channels_first(rewriter: Rewriter, call: relax.Call) -> relax.Expr:
     """As TVM can lower it."""
     attrs, dims = call.attrs, len(call.attrs.strides)
     last, transposed = CHANNELS_LAST[call.op.name]
-    given = rewriter.emit(op.permute_dims(call.args[0], [0, dims + 1, *range(1, dims + 1)]))
+    given = rewriter.emit(op.permute_dims(call.args[0], to_channels_first(dims + 2)))
     made = getattr(op.nn, f"{_name(call)}_transpose")(
         given, call.args[1], strides=[int(s) for s in attrs.strides], padding=[int(p) for p in attrs.padding],
         output_padding=[int(p) for p in attrs.output_padding], dilation=[int(d) for d in attrs.dilation],

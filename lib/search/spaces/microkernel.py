@@ -53,7 +53,7 @@ def tile_contraction(
     # What cuts the columns of a group is done in the task, for all of them.
     of_columns = [1, None] if cut else primitives.sampled_factors(schedule, split.columns)
     columns_0, columns_1 = schedule.split(split.columns, of_columns)
-    # Rows first: a thread then has the part of the image that it has in the kernels before and after.
+    # Rows before columns: a thread then has the part of the image that it has in the kernels before and after.
     batch, of_rows = [loops[n] for n in roles.batch], [*outer_rows, rows_0]
     tasks = [*(of_rows + batch if rows_first else batch + of_rows), *groups, columns_0]
     around, of_tile = [columns_1, rows_1, *rest], split.within(window)  # the tile, within a task
