@@ -47,7 +47,6 @@ _TIMM: dict[str, tuple[str, int]] = {
     "xcit": ("xcit_tiny_12_p16_224", 224),
     "pvt_v2": ("pvt_v2_b1", 224),
     "focalnet": ("focalnet_tiny_srf", 224),
-    "beit": ("beit_base_patch16_224", 224),
 }
 
 
@@ -80,20 +79,6 @@ def clip_vision() -> Example:
 @maker
 def mobilevit() -> Example:
     return FirstOutput(hf.MobileViTModel(hf.MobileViTConfig())), image(256)
-
-
-@maker
-def detr() -> Example:
-    """Six layers of attention over a ResNet's last image, 100 queries."""
-    config = hf.DetrConfig(
-        use_timm_backbone=False,
-        use_pretrained_backbone=False,
-        backbone_config=hf.ResNetConfig(out_features=["stage4"]),
-        encoder_layers=3,
-        decoder_layers=3,
-        auxiliary_loss=False,
-    )
-    return FirstOutput(hf.DetrForObjectDetection(config)), image(320)
 
 
 class _Step(nn.Module):
