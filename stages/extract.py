@@ -55,7 +55,7 @@ def run(
     """
     clock = Clock()
     try:
-        loaded = load(source)
+        loaded = load(source, target)
         chosen = choose_algorithms(loaded, target, config)
         module, subgraphs = partition(chosen, target)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -93,8 +93,11 @@ def _write_weights(weights: Mapping[str, np.ndarray], path: Path, like: Path | N
     return path
 
 
-def load(source: Source) -> Model:
+def load(source: Source, target: AnyTarget | None = None) -> Model:
     """A model by name or by file.
+
+    Args:
+        target: What it is loaded for, if that is no CPU.
 
     Raises:
         ModelError: There is none, or it cannot be imported; the message says why.
@@ -102,7 +105,8 @@ def load(source: Source) -> Model:
     source.check()
     path = Path(source.model)
     if path.suffix == ".onnx":
-        return onnx_import.load(path, parse_shapes(source.shape))
+        is_cpu = target is None or target.kind == "llvm"
+        return onnx_import.load(path, parse_shapes(source.shape), has_loops=is_cpu)
     if path.suffix == ".pt2":
         return torch_import.load(path)
     weights = Path(source.weights) if source.weights else None

@@ -22,7 +22,7 @@ from tvm import relax
 from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph import grouping, lines, packing, reweight
+from lib.graph import grouping, lines, packing, recurrence, reweight
 from lib.graph.fusion import Model
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, groups_of, has_columns_last, is_call, rewrite, rule
@@ -46,7 +46,8 @@ def in_bf16(model: Model, lanes: int, matrix: Matrix | None = None) -> Model:
         matrix: The instruction for matrices in bf16, if it has one.
     """
     by_lines = [partial(lines.replacement, matrix, _WIDE)] if matrix else []
-    found = reweight.replaced(_with_merged_groups(model, matrix, _WIDE), [*by_lines, partial(_replacement, matrix)])
+    choices = [*by_lines, partial(_replacement, matrix), _narrow_recurrence]
+    found = reweight.replaced(_with_merged_groups(model, matrix, _WIDE), choices)
     found = packing.pack(found, BF16, lanes, _WIDE)
     if found is model:
         return model
@@ -148,6 +149,19 @@ def _replacement(matrix: Matrix | None, call: relax.Call) -> Replacement | None:
     return Replacement(
         kind=(_NARROW, more), value=partial(_narrowed, more), shape=(*weight[:-2], weight[-2] + more, weight[-1]),
         emit=partial(_emit, more, _WIDE), dtype=_NARROW,
+    )  # fmt: skip
+
+
+def _narrow_recurrence(call: relax.Call) -> Replacement | None:
+    """Weights of a recurrent layer in bf16: what takes the time is to read them anew in each step. What its products
+    read of its states is rounded, too; states and sums stay in float32."""
+    if not recurrence.is_layer(call) or dtype(call.args[1]) == _NARROW:
+        return None
+    *outer, units, gates, lanes, _ = shape_of(call.args[1])
+    return Replacement(
+        kind=recurrence.FUNCTION, shape=(*outer, -(-units // 2), gates, lanes, 2), dtype=_NARROW,
+        value=lambda weight: recurrence.in_pairs(weight).astype(ml_dtypes.bfloat16),
+        emit=lambda _builder, call, args: relax.Call(call.op, list(args), call.attrs, call.ty_args),
     )  # fmt: skip
 
 

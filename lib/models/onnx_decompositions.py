@@ -16,11 +16,15 @@ from lib.models import onnx_quantized, onnx_recurrence, onnx_resize
 from lib.models.onnx_graph import Graph, Nodes, attributes
 
 
-def decompose(proto: onnx.ModelProto) -> bool:
-    """Replace such nodes, in place; returns whether there may be any."""
+def decompose(proto: onnx.ModelProto, *, has_loops: bool = True) -> bool:
+    """Replace such nodes, in place; returns whether there may be any.
+
+    Args:
+        has_loops: See `Graph`.
+    """
     if not any(map(_rule_of, proto.graph.node)):
         return False
-    graph = Graph(proto)
+    graph = Graph(proto, has_loops=has_loops)
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
         rule = _rule_of(node)

@@ -13,9 +13,17 @@ Nodes = list[onnx.NodeProto] | None
 
 
 class Graph:
-    """A graph in which nodes are being replaced."""
+    """A graph in which nodes are being replaced.
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
+    Attributes:
+        has_loops: Whether the target takes a program with a loop over steps: no GPU, whose threads would wait for one
+            another.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, *, has_loops: bool = True) -> None:
+        self.has_loops = has_loops
+        self._read = {name for node in proto.graph.node for name in node.input}
+        self._read |= {value.name for value in proto.graph.output}
         self._types = onnx_folding.static_types(proto)
         self._values = {tensor.name: tensor for tensor in proto.graph.initializer}
         self._taken = {name for node in proto.graph.node for name in (*node.input, *node.output)}
@@ -40,6 +48,10 @@ class Graph:
     def value(self, name: str) -> np.ndarray | None:
         """Of a constant."""
         return numpy_helper.to_array(self._values[name]) if name in self._values else None
+
+    def is_read(self, name: str) -> bool:
+        """Whether a node reads a tensor, or the model gives it back."""
+        return name in self._read
 
     def fresh(self) -> str:
         """A name that nothing has."""

@@ -5,6 +5,7 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -16,16 +17,17 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, in_integers, simplify
-from lib.models import onnx_decompositions, onnx_external, onnx_folding, onnx_functions
+from lib.models import onnx_decompositions, onnx_external, onnx_folding, onnx_functions, onnx_recurrence
 from lib.models.onnx_graph import attributes
 
 _OF_UNKNOWN_SHAPE = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}
 
 
-def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Model:
+def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, has_loops: bool = True) -> Model:
     """Import an ONNX file; convolutions in NHWC, batch norms folded.
 
     Args:
+        has_loops: Whether recurrent layers may be programs of their own (`lib.graph.recurrence`): on CPUs.
         shapes: Of inputs, by name, where the file leaves dimensions open; or extents (one number) of dimensions,
             by their name in the file.
 
@@ -33,18 +35,20 @@ def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Mod
         ModelError: The file is missing or damaged, has dynamic shapes that `shapes` does not settle, or uses an
             operator that TVM does not import. The message says which.
     """
-    module = _import(path, dict(shapes or {}))  # the file's own copy of the weights is gone with it
+    module = _import(
+        path, dict(shapes or {}), has_loops=has_loops
+    )  # the file's own copy of the weights is gone with it
     return lift_constants(channels_last(simplify(in_integers(module))))
 
 
-def _import(path: Path, shapes: dict[str, tuple[int, ...]]) -> tvm.IRModule:
+def _import(path: Path, shapes: dict[str, tuple[int, ...]], *, has_loops: bool) -> tvm.IRModule:
     proto = _read(path)
     _leave_true_inputs(proto.graph)
     if not proto.graph.input:
         raise ModelError(f"{path} has no inputs: it computes the same each time, and nothing is left to tune.")
     _settle_shapes(proto.graph, shapes, path)
     onnx_folding.fold(proto)
-    for simplified in (onnx_functions.expand, onnx_decompositions.decompose):
+    for simplified in (onnx_functions.expand, partial(onnx_decompositions.decompose, has_loops=has_loops)):
         if simplified(proto):
             onnx_folding.fold(proto)
     _refuse_shapes_that_depend_on_values(proto.graph, path)
@@ -183,6 +187,17 @@ def _pairwise() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _recurrent() -> Iterator[None]:
+    """With converters for the recurrent layers that were not taken apart; TVM has none."""
+    own = onnx_frontend._get_convert_map
+    onnx_frontend._get_convert_map = lambda: {**own(), **onnx_recurrence.CONVERTERS}
+    try:
+        yield
+    finally:
+        onnx_frontend._get_convert_map = own
+
+
+@contextlib.contextmanager
 def _unchecked() -> Iterator[None]:
     """Without onnx's checker, which the importer asks first: of what it finds there would be a warning, since it knows
     no operators but its own, and it copies all weights twice."""
@@ -199,7 +214,7 @@ def _convert(proto: onnx.ModelProto, path: Path) -> tvm.IRModule:
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(told):
             warnings.simplefilter("ignore")
-            with _pairwise(), _unchecked():
+            with _pairwise(), _recurrent(), _unchecked():
                 return from_onnx(proto)
     except OpNotImplemented as error:
         operators = str(error).rpartition(": ")[2].strip()

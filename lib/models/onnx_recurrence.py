@@ -1,18 +1,29 @@
-"""LSTM, GRU and RNN of ONNX, step by step: the products of all inputs at once, then one small product a step.
+"""LSTM, GRU and RNN of ONNX: the products of all inputs at once, then the steps, in one program or in operators.
 
 As ONNX's operators of these names have it (LSTM-22, GRU-22, RNN-22): gates in the order i o f c, z r h; both values of
-`layout`; forward, reverse and bidirectional. All steps have equal shapes, so they are a handful of distinct subgraphs.
+`layout`; forward, reverse and bidirectional. Layers that `lib.graph.recurrence` has programs for stay as they are until
+the importer comes to them, and then asks `CONVERTERS`. Others are taken apart, step by step: all steps have equal
+shapes, so they are a handful of distinct subgraphs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
+from tvm import relax
+from tvm.error import OpNotImplemented
 
+from lib.graph import recurrence
+from lib.graph.rewrite import static_shape, value_of
 from lib.models.onnx_graph import Graph, Nodes, attributes
+from lib.tir.recurrence import ACTIVATIONS, CELLS, Layer
 
 _MOST_STEPS = 256  # more make graphs of many thousand nodes
+_MOST_ROWS = 16  # sequences of a batch in one program; the products of more are faster as operators
+_WHOLE = "is_whole"  # attribute of nodes that `CONVERTERS` takes
+_USUAL = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 _ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu", "softsign": "Softsign", "softplus": "Softplus"}
 
 
@@ -64,18 +75,19 @@ Step = Callable[[_Cell, str, str, str], tuple[str, str]]  # x, h, c -> h, c
 
 def lstm(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
-    return _recurrence(node, graph, 4, _lstm_step, ["Sigmoid", "Tanh", "Tanh"])
+    return _whole(node, graph) or _recurrence(node, graph, 4, _lstm_step, _USUAL["LSTM"])
 
 
 def gru(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
-    before = attributes(node, linear_before_reset=0)["linear_before_reset"]
-    return _recurrence(node, graph, 3, _gru_after if before else _gru_before, ["Sigmoid", "Tanh"])
+    if attributes(node, linear_before_reset=0)["linear_before_reset"]:
+        return _whole(node, graph) or _recurrence(node, graph, 3, _gru_after, _USUAL["GRU"])
+    return _recurrence(node, graph, 3, _gru_before, _USUAL["GRU"])
 
 
 def rnn(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
-    return _recurrence(node, graph, 1, _rnn_step, ["Tanh"])
+    return _whole(node, graph) or _recurrence(node, graph, 1, _rnn_step, _USUAL["RNN"])
 
 
 def _lstm_step(cell: _Cell, x: str, h: str, c: str) -> tuple[str, str]:
@@ -122,20 +134,66 @@ def _mixed(cell: _Cell, z: str, new: str, h: str) -> str:
     return cell.at("Add", new, cell.at("Mul", z, cell.at("Sub", h, new)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a node asks for."""
+
+    seq: int
+    batch: int
+    n_directions: int
+    hidden: int
+    activations: list[str]  # of all directions, in small letters
+    is_batch_first: bool
+
+    @classmethod
+    def of(cls, node: onnx.NodeProto, graph: Graph) -> "_Asked | None":
+        """None if that is not here: sequences that end early, limits, coupled gates, peepholes."""
+        given = attributes(node, layout=0, activations=[], clip=None, input_forget=0)
+        x, _, r, _, lengths, _, _, peepholes = [*node.input, *[""] * 8][:8]
+        shape, weights = graph.shape(x), graph.shape(r)
+        if shape is None or weights is None or given["clip"] is not None or given["input_forget"] or peepholes:
+            return None
+        seq, batch = (shape[1], shape[0]) if given["layout"] else shape[:2]
+        ends = graph.value(lengths) if lengths else np.array(seq)
+        if ends is None or not bool((ends == seq).all()):
+            return None
+        named = _activations(given, node.op_type, weights[0])
+        return cls(seq, batch, weights[0], weights[2], named, bool(given["layout"]))
+
+
+def _activations(given: Mapping[str, Any], operator: str, n_directions: int) -> list[str]:
+    """Of all directions, in small letters."""
+    named = [name.decode() if isinstance(name, bytes) else str(name) for name in given.get("activations", ())]
+    return [name.lower() for name in named or _USUAL[operator] * n_directions]
+
+
+def _whole(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """The node itself, without results that nobody reads, if its layer can be one program; else None."""
+    asked, weights = _Asked.of(node, graph), [name for name in node.input[1:4] if name]
+    if asked is None or not graph.has_loops or graph.dtype(node.input[0]) != np.float32:
+        return None
+    n_each = len(asked.activations) // asked.n_directions
+    is_alike = asked.activations == asked.activations[:n_each] * asked.n_directions
+    if asked.batch > _MOST_ROWS and asked.seq <= _MOST_STEPS:
+        return None
+    if not is_alike or not set(asked.activations) <= set(ACTIVATIONS) or any(graph.value(w) is None for w in weights):
+        return None
+    kept = graph.changed(node, {_WHOLE: 1})
+    while kept.output and not graph.is_read(kept.output[-1]):
+        del kept.output[-1]
+    return [kept]
+
+
 def _recurrence(node: onnx.NodeProto, graph: Graph, gates: int, step: Step, usual: list[str]) -> Nodes:
     """All directions and steps; None if the node asks for what is not here."""
-    given = attributes(node, direction=b"forward", layout=0, activations=[], clip=None, input_forget=0)
-    x, w, r, b, lengths, h0, c0, peepholes = [*node.input, *[""] * 8][:8]
-    shape, weights = graph.shape(x), graph.shape(r)
-    if shape is None or weights is None or given["clip"] is not None or given["input_forget"] or peepholes:
+    asked = _Asked.of(node, graph)
+    if asked is None or asked.seq > _MOST_STEPS or not set(asked.activations) <= set(_ACTIVATIONS):
         return None
-    n_directions, hidden = weights[0], weights[2]
-    seq, batch = (shape[1], shape[0]) if given["layout"] else shape[:2]
-    named = [name.decode().lower() for name in given["activations"]] or [*map(str.lower, usual)] * n_directions
-    ends = graph.value(lengths) if lengths else np.array(seq)
-    all_steps = ends is not None and bool((ends == seq).all())
-    if seq > _MOST_STEPS or not set(named) <= set(_ACTIVATIONS) or not all_steps:
-        return None
+    given = attributes(node, direction=b"forward", layout=0)
+    x, w, r, b, _, h0, c0, _ = [*node.input, *[""] * 8][:8]
+    n_directions, hidden, seq, batch, named = (
+        asked.n_directions, asked.hidden, asked.seq, asked.batch, asked.activations,
+    )  # fmt: skip
     at = Steps(graph)
     if given["layout"]:
         x, h0, c0 = (at("Transpose", name, perm=[1, 0, 2]) if name else "" for name in (x, h0, c0))
@@ -175,3 +233,84 @@ def _with_outputs(
             at.stacked(last, axis)
             at.nodes[-1].output[0] = name
     return at.nodes
+
+
+# Whole layers, when the importer comes to them.
+
+
+class _Converter:
+    """Of one operator, as TVM's importer calls it."""
+
+    operator = ""
+
+    @classmethod
+    def get_converter(cls, _opset: int) -> Callable[..., relax.Expr]:
+        """See TVM's `OnnxOpConverter`."""
+        return cls._convert
+
+    @classmethod
+    def _convert(
+        cls, builder: relax.BlockBuilder, inputs: Sequence[Any], given: Mapping[str, Any], _params: object
+    ) -> relax.Expr:
+        if not given.get(_WHOLE):
+            raise OpNotImplemented(f"The following operators are not supported: {cls.operator}")
+        x, w, r, b, _, *before = [inputs[n] if n < len(inputs) else None for n in range(7)]
+        kind, is_batch_first = cls.operator.lower(), bool(given.get("layout", 0))
+        gates, n_states = CELLS[kind].gates, CELLS[kind].states
+        of_inputs, of_states = (_by_gates(value_of(each), gates) for each in (w, r))
+        n_directions, _, units, _ = of_states.shape
+        activations = _activations(given, cls.operator, n_directions)
+        is_reverse = (True,) if _text(given.get("direction", "")) == "reverse" else (False, True)[:n_directions]
+        n_outputs = int(given["tvm_custom"]["num_outputs"])
+        layer = Layer(
+            kind, tuple(activations[: len(activations) // n_directions]), is_reverse, keeps_cell=n_outputs > n_states
+        )
+
+        def transposed(tensor: relax.Expr, axes: Sequence[int]) -> relax.Expr:
+            return builder.emit(relax.op.permute_dims(tensor, list(axes))) if is_batch_first else tensor
+
+        def part(tensor: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
+            return builder.emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))
+
+        x = transposed(x, [1, 0, 2])
+        seq, batch = (static_shape(x) or ())[:2]
+        biases = np.zeros((2, n_directions, gates, units), np.float32)
+        if b is not None:
+            biases = value_of(b).reshape(n_directions, 2, gates, units).swapaxes(0, 1).copy()
+        of_reset = np.zeros((n_directions, units), np.float32)
+        if kind == "gru":
+            of_reset, biases[1, :, 2] = biases[1, :, 2].copy(), 0
+        columns = recurrence.input_columns(of_inputs)
+        row = recurrence.input_columns(biases.sum(axis=0)[..., None])
+        products = builder.emit(relax.op.matmul(x, relax.const(columns)))
+        products = builder.emit(relax.op.add(products, relax.const(row[0])))
+        states = None
+        if any(each is not None for each in before):
+            zeros = relax.const(np.zeros((n_directions, batch, units), np.float32))
+            first = [zeros if each is None else transposed(each, [1, 0, 2]) for each in before[:n_states]]
+            states = builder.emit(relax.op.stack(first, axis=0))
+        shown = recurrence.emit(builder, layer, of_states, products, states, of_reset)
+        # What ONNX wants: Y (n, d, b, k), Y_h and Y_c (d, b, k); with the batch first (b, n, d, k), (b, d, k).
+        steps = part(shown, 0, 0, seq) if layer.keeps_cell else shown
+        ends = [
+            part(part(steps, 1, d, d + 1), 0, *((0, 1) if first_last else (seq - 1, seq)))
+            for d, first_last in enumerate(is_reverse)
+        ]
+        found = [builder.emit(relax.op.concat(ends, axis=1)) if len(ends) > 1 else ends[0]]
+        found += [part(shown, 0, seq, seq + 1)] if layer.keeps_cell else []
+        lasts = [transposed(builder.emit(relax.op.squeeze(each, [0])), [1, 0, 2]) for each in found]
+        outputs = [transposed(steps, [2, 0, 1, 3]), *lasts][:n_outputs]
+        return relax.Tuple(outputs) if n_outputs > 1 else outputs[0]
+
+
+def _by_gates(weights: np.ndarray, gates: int) -> np.ndarray:
+    """(d, g * k, any) as (d, g, k, any)."""
+    n_directions, rows, columns = weights.shape
+    return weights.reshape(n_directions, gates, rows // gates, columns)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+CONVERTERS = {name: type(name, (_Converter,), {"operator": name}) for name in _USUAL}

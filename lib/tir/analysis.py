@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
 
-SPATIAL, REDUCTION = 0, 2  # tirx.IterVar.iter_type
+SPATIAL, REDUCTION, OPAQUE = 0, 2, 4  # tirx.IterVar.iter_type
 
 
 def leaf_blocks(function: tirx.PrimFunc) -> list[SBlock]:

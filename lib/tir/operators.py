@@ -17,6 +17,7 @@ The core operator of computations that can be written in several ways:
 | transposed convolution as `lib.graph.rules.transposed` has it | `matmul` or `conv2d` |
 | another transposed convolution | `transposed_conv2d`: TVM flips the kernel and convolves the spread-out input |
 | attention in one function (`lib.tir.attention`) | `attention`, whatever lies between the two products |
+| the steps of an LSTM, GRU or RNN in one function (`lib.tir.recurrence`) | `recurrence` |
 | softmax, log softmax | `softmax`; without the subtraction of the maximum: `reduce` |
 | layer norm, RMS norm | `layer_norm` (two sums), `rms_norm` (one sum, of squares) |
 | group norm, instance norm | its pieces: `reduce` (of the squares with what is before them), `elementwise` |
@@ -53,7 +54,7 @@ _ARITHMETIC = {
     tirx.Min: "min",
     tirx.Select: "select",
 }
-WINOGRAD, ATTENTION = "winograd_conv2d", "attention"
+WINOGRAD, ATTENTION, RECURRENCE = "winograd_conv2d", "attention", "recurrence"
 _NARROW = {
     "bfloat16": "bf16",
     "uint8": "int8",
@@ -64,9 +65,22 @@ MOVEMENTS = ("concat", "place", "slice", "transpose", "reshape", "reverse", "bro
 
 
 def operators(module: tvm.IRModule) -> list[str]:
-    """What each block computes, in program order; blocks that copy element by element are left out."""
+    """What each block computes, in program order; blocks that copy element by element are left out. Of a layer whose
+    steps are a loop, only that."""
+    if _has_steps(module["main"]):
+        kinds = {_NARROW.get(str(param.ty.dtype)) for param in module["main"].params} - {None}
+        return ["_".join([RECURRENCE, *map(str, kinds)])]
     names = [operator(block) for block in analysis.leaf_blocks(module["main"])]
     return [name for name in names if name != "copy"]
+
+
+def _has_steps(function: tirx.PrimFunc) -> bool:
+    """Whether blocks are computed again and again, each time from what they computed before."""
+    return any(
+        any(int(axis.iter_type) == analysis.OPAQUE for axis in block.iter_vars)
+        for block in analysis.walk(function.body, SBlock)
+        if analysis.walk(block.body, SBlock)
+    )
 
 
 def core_operator(names: Sequence[str]) -> str:
@@ -79,6 +93,8 @@ def core_operator(names: Sequence[str]) -> str:
         Contractions in order, joined by `+`; else `other`, `softmax`, a norm, a pooling, `reduce`, `gather`,
         `data_movement` or `elementwise`, the first that fits.
     """
+    if names and names[0].startswith(RECURRENCE):
+        return names[0]
     contractions = [name for name in names if "conv" in name or "matmul" in name]
     if _is_attention(names):
         return ATTENTION + contractions[0].removeprefix("batch_").removeprefix("matmul")

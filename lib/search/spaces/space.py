@@ -20,6 +20,11 @@ def _always(_workload: tvm.IRModule, _target: Target) -> bool:
     return True
 
 
+def never(_workload: tvm.IRModule, _target: Target) -> bool:
+    """Of no workload."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """The programs of one kind of workload: which workloads it takes, and how its sketches are made.

@@ -5,15 +5,26 @@ from collections.abc import Sequence
 import tvm
 from tvm.target import Target
 
-from lib.search.spaces import attention, columns, contraction, elementwise, rows, transposition, window, winograd
-from lib.search.spaces.space import Space
+from lib.search.spaces import (
+    attention,
+    columns,
+    contraction,
+    elementwise,
+    recurrence,
+    rows,
+    transposition,
+    window,
+    winograd,
+)
+from lib.search.spaces.space import Space, never
 
 # Raise it with every change to which programs the spaces have: what was exhausted before is then searched again.
-REVISION = 10
+REVISION = 11
 
 SPACES = (
     # Which blocks are inlined is part of the sketches of those that set `inlines`.
     Space("attention", attention.fits, attention.sketches, inlines=False),
+    Space("recurrence", recurrence.fits, recurrence.sketches, inlines=False, packs_weights=never),
     Space("winograd", winograd.fits, winograd.sketches),
     contraction.space(),
     Space("window", window.fits, window.sketches),
