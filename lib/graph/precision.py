@@ -46,7 +46,7 @@ def in_bf16(model: Model, lanes: int, matrix: Matrix | None = None) -> Model:
         matrix: The instruction for matrices in bf16, if it has one.
     """
     by_lines = [partial(lines.replacement, matrix, _WIDE)] if matrix else []
-    choices = [*by_lines, partial(_replacement, matrix), _narrow_recurrence]
+    choices: list[reweight.Choose] = [*by_lines, partial(_replacement, matrix), _narrow_recurrence]
     found = reweight.replaced(_with_merged_groups(model, matrix, _WIDE), choices)
     found = packing.pack(found, BF16, lanes, _WIDE)
     if found is model:

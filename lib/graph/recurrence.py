@@ -10,8 +10,8 @@ import tvm
 from tvm import relax
 
 from lib.graph import patterns
-from lib.graph.rewrite import Rewriter, dtype, is_call, rewrite, rule, static_shape
-from lib.tir.recurrence import CELLS, LANES, Layer, recurrence
+from lib.graph.rewrite import Rewriter, dtype, is_call, rewrite, rule, static_shape, value_of
+from lib.tir.recurrence import LANES, Layer, recurrence
 
 FUNCTION = "recurrence"  # name of the functions, for people
 _CALL = "relax.call_pure_packed"
@@ -23,7 +23,7 @@ def emit(
     layer: Layer,
     weights: np.ndarray,
     x: relax.Expr,
-    states: relax.Expr | None,
+    states: relax.Expr,
     bias: np.ndarray,
 ) -> relax.Var:  # fmt: skip
     """The states h that a layer shows, (n, d, b, k); with `keeps_cell` those of c after the last step, as one more.
@@ -31,7 +31,7 @@ def emit(
     Args:
         weights: Of the recurrence, (d, g, k units, k they are summed over), as ONNX has them.
         x: What the inputs contribute to each gate, as `input_columns` orders them: (n, b, d * j * g * LANES).
-        states: Before the first step, (states, d, b, k); None: zeros.
+        states: Before the first step, (states, d, b, k).
         bias: Of what a GRU's reset gate multiplies, (d, k).
     """
     n_directions, n_gates, units, _ = weights.shape
@@ -39,8 +39,8 @@ def emit(
     n_vectors = -(-units // LANES)
     split = builder.emit(relax.op.reshape(x, (steps, batch, n_directions, n_vectors, n_gates, LANES)))
     whole = n_vectors * LANES
-    if states is None:
-        states = relax.const(np.zeros((CELLS[layer.kind].states, n_directions, batch, whole), np.float32))
+    if whole > units and isinstance(states, tvm.ir.Constant):
+        states = relax.const(np.pad(value_of(states), [(0, 0), (0, 0), (0, 0), (0, whole - units)]))
     elif whole > units:
         states = builder.emit(relax.op.nn.pad(states, [0, 0, 0, 0, 0, 0, 0, whole - units], "constant", 0.0))
     packed = in_vectors(weights.transpose(0, 3, 1, 2)).transpose(0, 2, 1, 3, 4)[..., None]  # as the program has it

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import tvm
 from tvm import relax
 from tvm.error import OpNotImplemented
 
@@ -284,11 +285,13 @@ class _Converter:
         row = recurrence.input_columns(biases.sum(axis=0)[..., None])
         products = builder.emit(relax.op.matmul(x, relax.const(columns)))
         products = builder.emit(relax.op.add(products, relax.const(row[0])))
-        states = None
-        if any(each is not None for each in before):
-            zeros = relax.const(np.zeros((n_directions, batch, units), np.float32))
-            first = [zeros if each is None else transposed(each, [1, 0, 2]) for each in before[:n_states]]
-            states = builder.emit(relax.op.stack(first, axis=0))
+        zeros = relax.const(np.zeros((n_directions, batch, units), np.float32))
+        first = [zeros if each is None else transposed(each, [1, 0, 2]) for each in before[:n_states]]
+        if all(isinstance(each, tvm.ir.Constant) for each in first):
+            states = relax.const(np.stack([value_of(each) for each in first]))
+        else:  # no `stack`, on which ConvertLayout fails
+            parts = [builder.emit(relax.op.expand_dims(each, 0)) for each in first]
+            states = builder.emit(relax.op.concat(parts, axis=0)) if len(parts) > 1 else parts[0]
         shown = recurrence.emit(builder, layer, of_states, products, states, of_reset)
         # What ONNX wants: Y (n, d, b, k), Y_h and Y_c (d, b, k); with the batch first (b, n, d, k), (b, d, k).
         steps = part(shown, 0, 0, seq) if layer.keeps_cell else shown

@@ -30,7 +30,7 @@ _ABOVE = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.
           1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03)  # fmt: skip
 _BELOW = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
 
-Element = Callable[[int], tirx.Expr]  # of a gate, or of a state, by its number
+Exprs = Sequence[tirx.Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class Layer:
     def parsed(cls, text: str) -> "Layer":
         """From `text`."""
         given = json.loads(text)
-        return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in given.items()})
+        activations, is_reverse = (tuple(given[name]) for name in ("activations", "is_reverse"))
+        return cls(given["kind"], activations, is_reverse, given["keeps_cell"])
 
     @property
     def text(self) -> str:
@@ -62,51 +63,65 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """The arithmetic of one unit in one step, in two parts.
+class Unit:
+    """What one unit computes its new states from, in one step.
 
     Attributes:
-        gates: How many a unit has.
-        states: How many a unit has; the first one is what a step shows, h.
-        inner: From the activations, the sums of the recurrence and the inputs of each gate, the states before, and the
-            bias: what the new states have in common.
-        outer: From these and `inner`: the new states.
+        act: The activations, by their order in ONNX.
+        sums: Of the recurrence, for each gate; `x`: what the inputs contribute; `states`: before the step.
+        bias: Of what a GRU's reset gate multiplies.
+    """
+
+    act: Sequence[Callable[[tirx.Expr], tirx.Expr]]
+    sums: Exprs
+    x: Exprs
+    states: Exprs
+    bias: tirx.Expr
+
+    def gate(self, number: int, activation: int = 0) -> tirx.Expr:
+        """The value of a gate."""
+        return self.act[activation](self.sums[number] + self.x[number])
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The arithmetic of a step, in two parts.
+
+    Attributes:
+        gates: How many a unit has; `states`: likewise. The first of these, h, is what a step shows.
+        inner: What the new states have in common.
+        outer: The new states, of that.
     """
 
     gates: int
     states: int
-    inner: Callable[..., tirx.Expr]
-    outer: Callable[..., Sequence[tirx.Expr]]
+    inner: Callable[[Unit], tirx.Expr]
+    outer: Callable[[Unit, tirx.Expr], Exprs]
 
 
-def _lstm_inner(act: Sequence[Any], sums: Element, x: Element, state: Element, _bias: tirx.Expr) -> tirx.Expr:
+def _lstm_inner(unit: Unit) -> tirx.Expr:
     """c, of the gates i o f c."""
-    kept = act[0](sums(2) + x(2)) * state(1)
-    return kept + act[0](sums(0) + x(0)) * act[1](sums(3) + x(3))
+    return unit.gate(2) * unit.states[1] + unit.gate(0) * unit.gate(3, activation=1)
 
 
-def _lstm_outer(
-    act: Sequence[Any], inner: tirx.Expr, sums: Element, x: Element, _state: Element, _bias: tirx.Expr
-) -> Sequence[tirx.Expr]:
-    return [act[0](sums(1) + x(1)) * act[2](inner), inner]
+def _lstm_outer(unit: Unit, inner: tirx.Expr) -> Exprs:
+    return [unit.gate(1) * unit.act[2](inner), inner]
 
 
-def _gru_inner(act: Sequence[Any], sums: Element, x: Element, _state: Element, bias: tirx.Expr) -> tirx.Expr:
+def _gru_inner(unit: Unit) -> tirx.Expr:
     """What z, of the gates z r h, lets through; the reset gate comes after the product and its bias."""
-    return act[1](x(2) + act[0](sums(1) + x(1)) * (sums(2) + bias))
+    return unit.act[1](unit.x[2] + unit.gate(1) * (unit.sums[2] + unit.bias))
 
 
-def _gru_outer(
-    act: Sequence[Any], inner: tirx.Expr, sums: Element, x: Element, state: Element, _bias: tirx.Expr
-) -> Sequence[tirx.Expr]:
-    return [inner + act[0](sums(0) + x(0)) * (state(0) - inner)]
+def _gru_outer(unit: Unit, inner: tirx.Expr) -> Exprs:
+    return [inner + unit.gate(0) * (unit.states[0] - inner)]
 
 
-def _rnn_inner(act: Sequence[Any], sums: Element, x: Element, _state: Element, _bias: tirx.Expr) -> tirx.Expr:
-    return act[0](sums(0) + x(0))
+def _rnn_inner(unit: Unit) -> tirx.Expr:
+    return unit.gate(0)
 
 
-def _rnn_outer(_act: Sequence[Any], inner: tirx.Expr, *_others: Any) -> Sequence[tirx.Expr]:
+def _rnn_outer(_unit: Unit, inner: tirx.Expr) -> Exprs:
     return [inner]
 
 
@@ -138,17 +153,31 @@ def recurrence(layer: Layer, steps: int, batch: int, turns: int, n_vectors: int,
             return steps - 1 - turn if layer.is_reverse[0] else turn
         return tirx.Select(direction == layer.is_reverse.index(True), steps - 1 - turn, turn)
 
-    def chosen(which: tirx.Expr, found: Sequence[tirx.Expr]) -> tirx.Expr:
-        return found[0] if len(found) == 1 else tirx.Select(which == 0, found[0], found[1])
+    def unit(tensors: Sequence[Any], place: Sequence[tirx.Expr], of_step: Sequence[tirx.Expr]) -> Unit:
+        """One of (b, j, lane), in a (direction, turn)."""
+        sums, x, states, bias = tensors
+        (b, j, lane), (d, turn) = place, of_step
+        return Unit(
+            act,
+            [sums[b, j, gate, lane] for gate in range(n_gates)],
+            [x[step_of(d, turn), b, d, j, gate, lane] for gate in range(n_gates)],
+            [states[s, d, b, j * LANES + lane] for s in range(n_states)],
+            bias[d, j, lane],
+        )
+
+    def state(number: tirx.Expr, one: Unit, inner: tirx.Expr) -> tirx.Expr:
+        """A new one, by a number that is known when loops are unrolled."""
+        first, *others = cell.outer(one, inner)
+        return tirx.Select(number == 0, first, others[0]) if others else first
 
     @T.prim_func(private=True, s_tir=True)
     def function(
-        weights_: T.Buffer((n_directions, n_vectors, turns, n_gates, LANES, depth), weights),
-        x: T.Buffer((steps, batch, n_directions, n_vectors, n_gates, LANES), "float32"),
-        before: T.Buffer((n_states, n_directions, batch, n_vectors * LANES), "float32"),
-        bias: T.Buffer((n_directions, n_vectors, LANES), "float32"),
-        result: T.Buffer((n_rows, n_directions, batch, n_vectors * LANES), "float32"),
-    ):
+        weights_: T.Buffer((n_directions, n_vectors, turns, n_gates, LANES, depth), weights),  # type: ignore[valid-type]
+        x: T.Buffer((steps, batch, n_directions, n_vectors, n_gates, LANES), "float32"),  # type: ignore[valid-type]
+        before: T.Buffer((n_states, n_directions, batch, n_vectors * LANES), "float32"),  # type: ignore[valid-type]
+        bias: T.Buffer((n_directions, n_vectors, LANES), "float32"),  # type: ignore[valid-type]
+        result: T.Buffer((n_rows, n_directions, batch, n_vectors * LANES), "float32"),  # type: ignore[valid-type]
+    ) -> None:
         states = T.sblock_alloc_buffer((n_states, n_directions, batch, n_vectors * LANES), "float32")
         for d in range(n_directions):
             for s, b, j, lane in T.grid(n_states, batch, n_vectors, LANES):
@@ -182,26 +211,12 @@ def recurrence(layer: Layer, steps: int, batch: int, turns: int, n_vectors: int,
                         for b, j, lane in T.grid(batch, n_vectors, LANES):
                             with T.sblock(INNER):
                                 vb, vj, vl = T.axis.remap("SSS", [b, j, lane])
-                                inner[vb, vj, vl] = cell.inner(
-                                    act,
-                                    lambda gate: sums[vb, vj, gate, vl],
-                                    lambda gate: x[step_of(wd, wt), vb, wd, vj, gate, vl],
-                                    lambda state: states[state, wd, vb, vj * LANES + vl],
-                                    bias[wd, vj, vl],
-                                )
+                                inner[vb, vj, vl] = cell.inner(unit((sums, x, states, bias), (vb, vj, vl), (wd, wt)))
                         for b, j, s, lane in T.grid(batch, n_vectors, n_states, LANES):
                             with T.sblock(STATES):
                                 vb, vj, vs, vl = T.axis.remap("SSSS", [b, j, s, lane])
-                                new[vs, vb, vj, vl] = chosen(
-                                    vs,
-                                    cell.outer(
-                                        act,
-                                        inner[vb, vj, vl],
-                                        lambda gate: sums[vb, vj, gate, vl],
-                                        lambda gate: x[step_of(wd, wt), vb, wd, vj, gate, vl],
-                                        lambda state: states[state, wd, vb, vj * LANES + vl],
-                                        bias[wd, vj, vl],
-                                    ),
+                                new[vs, vb, vj, vl] = state(
+                                    vs, unit((sums, x, states, bias), (vb, vj, vl), (wd, wt)), inner[vb, vj, vl]
                                 )
                     for s, b, j, lane in T.grid(n_states, batch, n_vectors, LANES):
                         with T.sblock(CARRY):
@@ -217,7 +232,7 @@ def recurrence(layer: Layer, steps: int, batch: int, turns: int, n_vectors: int,
                         vd, vb, vj, vl = T.axis.remap("SSSS", [d, b, j, lane])
                         result[steps, vd, vb, vj * LANES + vl] = states[n_states - 1, vd, vb, vj * LANES + vl]
 
-    return function
+    return function.with_attr("tirx.noalias", True)
 
 
 def _tanh(x: tirx.Expr) -> tirx.Expr:
