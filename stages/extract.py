@@ -104,11 +104,11 @@ def load(source: Source, target: AnyTarget | None = None) -> Model:
     """
     source.check()
     path = Path(source.model)
+    is_cpu = target is None or target.kind == "llvm"
     if path.suffix == ".onnx":
-        is_cpu = target is None or target.kind == "llvm"
         return onnx_import.load(path, parse_shapes(source.shape), has_loops=is_cpu)
     if path.suffix == ".pt2":
-        return torch_import.load(path)
+        return torch_import.load(path, has_loops=is_cpu)
     weights = Path(source.weights) if source.weights else None
     return catalogue.load(source.model, batch=source.batch_size or 1, sequence=source.sequence or None, weights=weights)
 

@@ -5,6 +5,9 @@ second argument is the weight of the recurrence, so that `lib.graph.reweight` ca
 kind of layer it is (`lib.tir.recurrence`).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -18,50 +21,95 @@ _CALL = "relax.call_pure_packed"
 _STANDS_FOR = f"lib.{FUNCTION}"
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of a layer, with gates in the order of ONNX.
+
+    Attributes:
+        inputs: (d, g, k, features).
+        recurrent: (d, g, k, k), the last of which is summed over.
+        biases: Of the inputs and of the recurrence, (2, d, g, k).
+    """
+
+    inputs: np.ndarray
+    recurrent: np.ndarray
+    biases: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Of a layer: `steps` (n, d, b, k), and the states after the last one, (d, b, k) each; c if it is kept."""
+
+    steps: relax.Var
+    h: relax.Var
+    c: relax.Var | None
+
+
 def emit(
-    builder: relax.BlockBuilder,
-    layer: Layer,
-    weights: np.ndarray,
-    x: relax.Expr,
-    states: relax.Expr,
-    bias: np.ndarray,
-) -> relax.Var:  # fmt: skip
-    """The states h that a layer shows, (n, d, b, k); with `keeps_cell` those of c after the last step, as one more.
+    builder: relax.BlockBuilder, layer: Layer, weights: Weights, x: relax.Expr, before: Sequence[relax.Expr | None]
+) -> Results:
+    """A layer.
 
     Args:
-        weights: Of the recurrence, (d, g, k units, k they are summed over), as ONNX has them.
-        x: What the inputs contribute to each gate, as `input_columns` orders them: (n, b, d * j * g * LANES).
-        states: Before the first step, (states, d, b, k).
-        bias: Of what a GRU's reset gate multiplies, (d, k).
+        x: (n, b, features).
+        before: The states before the first step, (d, b, k) each; None: zeros.
     """
-    n_directions, n_gates, units, _ = weights.shape
+    n_directions, n_gates, units, _ = weights.inputs.shape
     steps, batch = (static_shape(x) or ())[:2]
+    biases, of_reset = weights.biases.copy(), np.zeros((n_directions, units), np.float32)
+    if layer.kind == "gru":
+        of_reset, biases[1, :, 2] = weights.biases[1, :, 2], 0
+    products = builder.emit(relax.op.matmul(x, relax.const(_columns(weights.inputs))))
+    products = builder.emit(relax.op.add(products, relax.const(_columns(biases.sum(axis=0)[..., None])[0])))
     n_vectors = -(-units // LANES)
-    split = builder.emit(relax.op.reshape(x, (steps, batch, n_directions, n_vectors, n_gates, LANES)))
     whole = n_vectors * LANES
-    if whole > units and isinstance(states, tvm.ir.Constant):
-        states = relax.const(np.pad(value_of(states), [(0, 0), (0, 0), (0, 0), (0, whole - units)]))
-    elif whole > units:
-        states = builder.emit(relax.op.nn.pad(states, [0, 0, 0, 0, 0, 0, 0, whole - units], "constant", 0.0))
-    packed = in_vectors(weights.transpose(0, 3, 1, 2)).transpose(0, 2, 1, 3, 4)[..., None]  # as the program has it
-    of_reset = in_vectors(bias[:, None])[:, :, 0]
-    shape = (steps + layer.keeps_cell, n_directions, batch, whole)
+    split = builder.emit(relax.op.reshape(products, (steps, batch, n_directions, n_vectors, n_gates, LANES)))
+    packed = _in_vectors(weights.recurrent.transpose(0, 3, 1, 2)).transpose(0, 2, 1, 3, 4)[..., None]
     call = relax.op.call_pure_packed(
-        _STANDS_FOR, relax.const(np.ascontiguousarray(packed)), split, states,
-        relax.const(np.ascontiguousarray(of_reset)), layer.text,
-        ty_args=relax.TensorType(shape, "float32"),
+        _STANDS_FOR, _constant(packed), split, _states(builder, before, (n_directions, batch, units), whole - units),
+        _constant(_in_vectors(of_reset[:, None])[:, :, 0]), layer.text,
+        ty_args=relax.TensorType((steps + layer.keeps_cell, n_directions, batch, whole), "float32"),
     )  # fmt: skip
     shown = builder.emit(call)
-    return builder.emit(relax.op.strided_slice(shown, [3], [0], [units])) if whole > units else shown
+    if whole > units:
+        shown = _part(builder, shown, 3, 0, units)
+    all_steps = _part(builder, shown, 0, 0, steps) if layer.keeps_cell else shown
+    turns = [0 if is_reverse else steps - 1 for is_reverse in layer.is_reverse]
+    ends = [_part(builder, _part(builder, shown, 1, d, d + 1), 0, t, t + 1) for d, t in enumerate(turns)]
+    h = builder.emit(relax.op.concat(ends, axis=1)) if len(ends) > 1 else ends[0]
+    h = builder.emit(relax.op.squeeze(h, [0]))
+    if not layer.keeps_cell:
+        return Results(all_steps, h, None)
+    return Results(all_steps, h, builder.emit(relax.op.squeeze(_part(builder, shown, 0, steps, steps + 1), [0])))
 
 
-def input_columns(weights: np.ndarray) -> np.ndarray:
+def _states(
+    builder: relax.BlockBuilder, before: Sequence[relax.Expr | None], shape: tuple[int, ...], more: int
+) -> relax.Expr:
+    """The states before the first step, (states, d, b, whole vectors): a constant if they are."""
+    given = [relax.const(np.zeros(shape, np.float32)) if each is None else each for each in before]
+    if all(isinstance(each, tvm.ir.Constant) for each in given):
+        return _constant(np.pad(np.stack([value_of(each) for each in given]), [(0, 0), (0, 0), (0, 0), (0, more)]))
+    parts = [builder.emit(relax.op.expand_dims(each, 0)) for each in given]  # no `stack`: ConvertLayout fails on it
+    states = builder.emit(relax.op.concat(parts, axis=0)) if len(parts) > 1 else parts[0]
+    return builder.emit(relax.op.nn.pad(states, [0, 0, 0, 0, 0, 0, 0, more], "constant", 0.0)) if more else states
+
+
+def _part(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int, begin: int, end: int) -> relax.Var:
+    return builder.emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))
+
+
+def _constant(value: np.ndarray) -> relax.Expr:
+    return relax.const(np.ascontiguousarray(value))
+
+
+def _columns(weights: np.ndarray) -> np.ndarray:
     """Weights of inputs, or biases, (d, g, k, any), as columns for a product: (any, d * j * g * LANES)."""
-    vectors = in_vectors(weights.transpose(3, 0, 1, 2))  # (any, d, j, g, LANES)
+    vectors = _in_vectors(weights.transpose(3, 0, 1, 2))  # (any, d, j, g, LANES)
     return np.ascontiguousarray(vectors.reshape(len(vectors), -1))
 
 
-def in_vectors(values: np.ndarray) -> np.ndarray:
+def _in_vectors(values: np.ndarray) -> np.ndarray:
     """(..., a, g, k) as (..., a, j, g, LANES), the last units filled up with zeros."""
     *outer, n_gates, units = values.shape
     n_vectors = -(-units // LANES)

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import tvm
 from tvm import relax
 from tvm.error import OpNotImplemented
 
 from lib.graph import recurrence
-from lib.graph.rewrite import static_shape, value_of
+from lib.graph.rewrite import value_of
 from lib.models.onnx_graph import Graph, Nodes, attributes
 from lib.tir.recurrence import ACTIVATIONS, CELLS, Layer
 
@@ -258,51 +257,26 @@ class _Converter:
         x, w, r, b, _, *before = [inputs[n] if n < len(inputs) else None for n in range(7)]
         kind, is_batch_first = cls.operator.lower(), bool(given.get("layout", 0))
         gates, n_states = CELLS[kind].gates, CELLS[kind].states
-        of_inputs, of_states = (_by_gates(value_of(each), gates) for each in (w, r))
-        n_directions, _, units, _ = of_states.shape
-        activations = _activations(given, cls.operator, n_directions)
+        of_inputs, recurrent = (_by_gates(value_of(each), gates) for each in (w, r))
+        n_directions, _, units, _ = recurrent.shape
+        shape = (n_directions, 2, gates, units)
+        biases = (np.zeros(shape, np.float32) if b is None else value_of(b).reshape(shape)).swapaxes(0, 1)
+        named = _activations(given, cls.operator, n_directions)
         is_reverse = (True,) if _text(given.get("direction", "")) == "reverse" else (False, True)[:n_directions]
         n_outputs = int(given["tvm_custom"]["num_outputs"])
-        layer = Layer(
-            kind, tuple(activations[: len(activations) // n_directions]), is_reverse, keeps_cell=n_outputs > n_states
-        )
+        layer = Layer(kind, tuple(named[: len(named) // n_directions]), is_reverse, keeps_cell=n_outputs > n_states)
 
-        def transposed(tensor: relax.Expr, axes: Sequence[int]) -> relax.Expr:
-            return builder.emit(relax.op.permute_dims(tensor, list(axes))) if is_batch_first else tensor
+        def moved(tensor: relax.Expr | None, axes: Sequence[int]) -> relax.Expr | None:
+            """Between the batch first, as a node may have it, and the steps or directions first."""
+            if tensor is None or not is_batch_first:
+                return tensor
+            return builder.emit(relax.op.permute_dims(tensor, list(axes)))
 
-        def part(tensor: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
-            return builder.emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))
-
-        x = transposed(x, [1, 0, 2])
-        seq, batch = (static_shape(x) or ())[:2]
-        biases = np.zeros((2, n_directions, gates, units), np.float32)
-        if b is not None:
-            biases = value_of(b).reshape(n_directions, 2, gates, units).swapaxes(0, 1).copy()
-        of_reset = np.zeros((n_directions, units), np.float32)
-        if kind == "gru":
-            of_reset, biases[1, :, 2] = biases[1, :, 2].copy(), 0
-        columns = recurrence.input_columns(of_inputs)
-        row = recurrence.input_columns(biases.sum(axis=0)[..., None])
-        products = builder.emit(relax.op.matmul(x, relax.const(columns)))
-        products = builder.emit(relax.op.add(products, relax.const(row[0])))
-        zeros = relax.const(np.zeros((n_directions, batch, units), np.float32))
-        first = [zeros if each is None else transposed(each, [1, 0, 2]) for each in before[:n_states]]
-        if all(isinstance(each, tvm.ir.Constant) for each in first):
-            states = relax.const(np.stack([value_of(each) for each in first]))
-        else:  # no `stack`, on which ConvertLayout fails
-            parts = [builder.emit(relax.op.expand_dims(each, 0)) for each in first]
-            states = builder.emit(relax.op.concat(parts, axis=0)) if len(parts) > 1 else parts[0]
-        shown = recurrence.emit(builder, layer, of_states, products, states, of_reset)
-        # What ONNX wants: Y (n, d, b, k), Y_h and Y_c (d, b, k); with the batch first (b, n, d, k), (b, d, k).
-        steps = part(shown, 0, 0, seq) if layer.keeps_cell else shown
-        ends = [
-            part(part(steps, 1, d, d + 1), 0, *((0, 1) if first_last else (seq - 1, seq)))
-            for d, first_last in enumerate(is_reverse)
-        ]
-        found = [builder.emit(relax.op.concat(ends, axis=1)) if len(ends) > 1 else ends[0]]
-        found += [part(shown, 0, seq, seq + 1)] if layer.keeps_cell else []
-        lasts = [transposed(builder.emit(relax.op.squeeze(each, [0])), [1, 0, 2]) for each in found]
-        outputs = [transposed(steps, [2, 0, 1, 3]), *lasts][:n_outputs]
+        states = [moved(each, [1, 0, 2]) for each in before[:n_states]]
+        weights = recurrence.Weights(of_inputs, recurrent, biases)
+        found = recurrence.emit(builder, layer, weights, moved(x, [1, 0, 2]), states)
+        lasts = [moved(each, [1, 0, 2]) for each in (found.h, found.c)]
+        outputs = [moved(found.steps, [2, 0, 1, 3]), *lasts][:n_outputs]
         return relax.Tuple(outputs) if n_outputs > 1 else outputs[0]
 
 

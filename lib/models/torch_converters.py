@@ -1,7 +1,7 @@
 """How torch's operators are taken apart, and written in Relax where TVM 0.27's importer is wrong or costs time."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -9,15 +9,20 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from lib.models import torch_recurrence
 
-def decompositions(torch: ModuleType) -> Any:
+
+def decompositions(torch: ModuleType, whole: Sequence[Any] = ()) -> Any:
     """How operators are taken apart: as torch does it, but products stay whole.
 
     torch makes `addmm` of linear layers and `bmm` of batched products, in reshapes and expansions.
+
+    Args:
+        whole: Other operators that stay.
     """
     aten = torch.ops.aten
     table = torch.export.default_decompositions()
-    for operator in (aten.linear.default, aten.matmul.default):
+    for operator in (aten.linear.default, aten.matmul.default, *whole):
         table.pop(operator, None)
     table[aten.scaled_dot_product_attention.default] = _attention
     return table
@@ -106,7 +111,8 @@ def _squeeze(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.squeeze(x, kept)) if kept else x
 
 
-CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
+CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
+    **torch_recurrence.CONVERTERS,
     "cumsum.default": _cumsum,
     "embedding.default": _embedding,
     "index.Tensor": _index,

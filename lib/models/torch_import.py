@@ -18,17 +18,20 @@ from tvm import relax
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, simplify
-from lib.models import torch_archive
+from lib.models import torch_archive, torch_recurrence
 from lib.models.torch_archive import first_line
 from lib.models.torch_converters import CONVERTERS, decompositions
 
 
-def load(path: Path) -> Model:
+def load(path: Path, *, has_loops: bool = True) -> Model:
     """Import an exported program with static shapes; inputs keep their names, tuples and dicts come out flat.
 
     Weights are never unpickled into anything but tensors, and a file that needs more is refused. Beyond that torch
     vouches for nothing ("never load data from an untrusted source"): it evaluates the symbolic expressions that a
     file holds. So load only files from people whose code you would run.
+
+    Args:
+        has_loops: As of ONNX files (`lib.models.onnx_import.load`).
 
     Raises:
         ModelError: torch is not installed; the file is missing or damaged, has dynamic shapes, was exported in
@@ -41,7 +44,7 @@ def load(path: Path) -> Model:
         _check_inputs(torch, program, path)
         _check_shapes(torch, program, path)
         _check_weights(torch, program, path)
-        program = _decompose(torch, program, path)
+        program = _decompose(torch, program, path, has_loops=has_loops)
         _check_state(program, path)
         module = _translate(program, path)
     del program
@@ -129,13 +132,15 @@ def _check_state(program: Any, path: Path) -> None:
 # Translating.
 
 
-def _decompose(torch: ModuleType, program: Any, path: Path) -> Any:
+def _decompose(torch: ModuleType, program: Any, path: Path, *, has_loops: bool) -> Any:
     """The program in fewer kinds of operators, none of which writes to its arguments."""
     try:
         with torch.no_grad():
-            program = program.run_decompositions(decompositions(torch))
+            whole = torch_recurrence.kept_whole(torch, program) if has_loops else []
+            program = program.run_decompositions(decompositions(torch, whole))
             _drop_flags(torch, program)
             _fold_constants(torch, program)
+            torch_recurrence.with_constants(program)
             return program
     except Exception as error:  # torch traces the program, so whatever its operators raise
         raise ModelError(f"{path} cannot be decomposed by torch {torch.__version__}: {first_line(error)}") from error

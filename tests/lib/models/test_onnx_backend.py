@@ -9,9 +9,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from lib.contracts.errors import ModelError
+from lib.graph import fusion, precision
+from lib.graph.subgraphs import extract_subgraphs
+from lib.machine import targets
 from lib.models import onnx_import
+from lib.models.source import Source
 from lib.tir.numerics import relative_error
+from stages import extract
 from tests.helpers import ROOT
+from tests.lib.models.torch_helpers import run_untuned
 
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other so
 import wall_operators
@@ -126,6 +132,81 @@ def test_all_directions_of_recurrent_networks_agree_with_onnx_runtime(stages, tm
     path = save(tmp_path / "m.onnx", [node], {"x": [7, 3, 5]}, {name: shapes[name] for name in outputs}, weights)
 
     assert agrees(stages, path, tmp_path, normal(7, 3, 5))
+
+
+def layer(folder, kind, seq, batch, hidden, outputs=("y",), states=(), **given):
+    """A file of one forward layer; returns it and its inputs, of which the states before the first step may be some."""
+    gates, names = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], ["h0", "c0"]
+    more = {"linear_before_reset": 1} if kind == "GRU" else {}
+    node = helper.make_node(
+        kind, ["x", "w", "r", "b", *(["", *names[: len(states)]] if states else [])], list(outputs),
+        hidden_size=hidden, **{**more, **given},
+    )  # fmt: skip
+    weights = {"w": normal(1, gates * hidden, 5), "r": normal(1, gates * hidden, hidden) / hidden,
+               "b": normal(1, 2 * gates * hidden)}  # fmt: skip
+    shapes = {"y": [seq, 1, batch, hidden], "h": [1, batch, hidden], "c": [1, batch, hidden]}
+    inputs = {"x": [seq, batch, 5]} | {name: [1, batch, hidden] for name in names[: len(states)]}
+    path = save(folder / "m.onnx", [node], inputs, {name: shapes[name] for name in outputs}, weights)
+    return path, [normal(*shape) for shape in inputs.values()]
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_of_many_steps_is_a_product_and_one_program(stages, cpu, tmp_path, kind):
+    path, inputs = layer(tmp_path, kind, 400, 1, 20)
+
+    found = extract_subgraphs(fusion.fuse(onnx_import.load(path).module, cpu.tvm()))
+
+    assert [subgraph.core_operator for subgraph in found if subgraph.flop] == ["recurrence", "matmul"]
+    assert agrees(stages, path, tmp_path, *inputs)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_the_states_before_and_after_all_steps_of_a_recurrent_layer(stages, tmp_path, kind):
+    states, outputs = (("h0", "c0"), ("h", "c")) if kind == "LSTM" else (("h0",), ("h",))
+    path, inputs = layer(tmp_path, kind, 3, 2, 16, outputs, states)
+
+    assert agrees(stages, path, tmp_path, *inputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "given"),
+    [
+        ("LSTM", 2, {"activations": ["Sigmoid", "Softsign", "Tanh"]}),
+        ("GRU", 2, {"linear_before_reset": 0}),
+        ("LSTM", 40, {}),
+    ],
+    ids=["an activation that no program has", "the reset gate before the product", "a large batch"],
+)
+def test_other_recurrent_layers_are_taken_apart(stages, cpu, tmp_path, kind, batch, given):
+    path, inputs = layer(tmp_path, kind, 3, batch, 16, **given)
+
+    found = extract_subgraphs(fusion.fuse(onnx_import.load(path).module, cpu.tvm()))
+
+    assert "recurrence" not in {subgraph.core_operator for subgraph in found}
+    assert agrees(stages, path, tmp_path, *inputs)
+
+
+@pytest.mark.parametrize("hidden", [16, 21])
+def test_a_recurrent_layer_in_bf16_reads_pairs_of_weights(cpu, tmp_path, hidden):
+    path, [x] = layer(tmp_path, "LSTM", 4, 1, hidden)
+    model = precision.in_bf16(onnx_import.load(path), lanes=16)
+
+    [found] = run_untuned(model, cpu, x)
+
+    assert [w.shape for w in model.weights.values() if w.ndim == 6] == [
+        (1, -(-hidden // 16), -(-hidden // 2), 4, 16, 2)
+    ]
+    [wanted] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    assert relative_error(found, wanted) < 2**-6
+
+
+def test_recurrent_layers_for_a_gpu_are_taken_apart(tmp_path):
+    path, _ = layer(tmp_path, "LSTM", 3, 1, 16)
+
+    module = extract.load(Source(str(path)), targets.target("nvidia/nvidia-h100")).module
+
+    assert "recurrence" not in module.script()
+    assert module.script().count("R.tanh(") == 6
 
 
 @pytest.mark.parametrize("axes", [[-1, -2], [2, 3], None])

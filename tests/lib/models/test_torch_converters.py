@@ -107,3 +107,35 @@ def test_token_ids_keep_their_bound(tmp_path, cpu, torch, models):
     module = fusion.fuse(torch_import.load(path).module, cpu.tvm())
 
     assert list(inputs.values(module).values()) == [Values("ids", 50)]
+
+
+RECURRENT = {
+    "two layers, both ways": ("LSTM", {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+    "states": ("LSTM", {"num_layers": 2}),
+    "without biases": ("GRU", {"bidirectional": True, "bias": False}),
+    "gru": ("GRU", {"batch_first": True}),
+    "relu": ("RNN", {"nonlinearity": "relu"}),
+}
+
+
+@pytest.mark.parametrize("case", RECURRENT)
+def test_recurrent_layers_stay_whole_and_compute_what_torch_computes(tmp_path, cpu, torch, models, case):
+    kind, given = RECURRENT[case]
+    made = getattr(torch.nn, kind)(6, 20, **given)
+    before = [torch.randn(2, 3, 20) for _ in range(2)] if case == "states" else []
+
+    def run(self, x, *states):
+        y, last = self.layer(x, *([states] if states else []))
+        return torch.cat([y.flatten(), *(each.flatten() for each in (last if kind == "LSTM" else [last]))])[None]
+
+    model = models["function"](run, layer=made).eval()
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 3, 6), *before)
+    found = extract_subgraphs(fusion.fuse(torch_import.load(tmp_path / "m.pt2").module, cpu.tvm()))
+    assert sum(each.weight for each in found if each.core_operator == "recurrence") == given.get("num_layers", 1)
+
+
+def test_a_recurrent_layer_with_projections_is_taken_apart(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: self.layer(x)[0], layer=torch.nn.LSTM(6, 20, proj_size=8)).eval()
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 3, 6))

@@ -32,7 +32,7 @@ def run_untuned(model, cpu, *inputs):
     module = fusion.fuse(model.module, cpu.tvm())
     with cpu.tvm():
         machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    arguments = [*(value.numpy() for value in inputs), *model.weights.values()]
+    arguments = [*map(np.asarray, inputs), *model.weights.values()]
     outputs = machine["main"](*[tvm.runtime.tensor(argument) for argument in arguments])
     return [outputs.numpy()] if hasattr(outputs, "numpy") else [output.numpy() for output in outputs]
 
