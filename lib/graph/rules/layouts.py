@@ -3,6 +3,9 @@
 It goes back to NCHW at an operator without a rule of its own, and joins, slices and sums of what comes after stay in
 NCHW, too, up to the next convolution. The transposes that it leaves are moved behind such operators here.
 
+A depthwise convolution that makes several channels of each (FastViT's, a multiplier) reads no whole vectors of channels
+in NHWC; one for each of these several does, and a shuffle brings their channels into order.
+
 A shuffle of channels (ShuffleNet's groups) is a reshape, a transpose and a reshape in exporters' files, which do not
 show that they leave an image an image. As a lookup of channels by known numbers it keeps its meaning until the layouts
 are chosen.
@@ -12,11 +15,13 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, constant, rule, to_channels_first
+from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dtype, rule, to_channels_first
 from lib.graph.rules import movement
 
 _COMPARISONS = ("relax.greater", "relax.greater_equal", "relax.less", "relax.less_equal", "relax.equal",
                 "relax.not_equal", "relax.logical_and", "relax.logical_or")  # fmt: skip
+_WHOLE = 4  # channels in the narrowest vectors
+_SEVERAL = range(2, 5)  # channels made of one: of more, the image would be read too often
 _RANKS = (4, 5)  # of images and volumes; (0, 2, 1) of a signal may be a matrix that attention transposes
 
 
@@ -119,6 +124,25 @@ def lookup_as_shuffle(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
     return op.reshape(turned, shape)
 
 
-BEFORE: list[Rule] = [shuffle_as_lookup]  # layouts are chosen
+@rule(*CONVOLUTIONS)
+def multiplier_apart(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A depthwise convolution with a few times as many results as channels, as that many, channel by channel."""
+    image, weight = rewriter.shape(call.args[0]), rewriter.value(call.args[1])
+    groups = int(call.attrs.groups)
+    if image is None or weight is None or groups == 1 or groups % _WHOLE or weight.shape[1] != 1:
+        return None
+    if not str(call.attrs.data_layout).startswith("NC") or image[1] != groups:
+        return None
+    several = weight.shape[0] // groups
+    if several not in _SEVERAL or len(image) not in _RANKS:
+        return None
+    parts = [
+        rewriter.emit(alike(call, call.args[0], constant(weight[n::several]), dtype(call))) for n in range(several)
+    ]
+    joined = rewriter.emit(op.concat(parts, axis=1))
+    return _lookup(joined, np.arange(several * groups).reshape(several, groups).T.reshape(-1))
+
+
+BEFORE: list[Rule] = [shuffle_as_lookup, multiplier_apart]  # layouts are chosen
 AFTER: list[Rule] = [lookup_channels_last, slice_channels_last, choice_channels_last]
 LAST: list[Rule] = [lookup_as_shuffle]

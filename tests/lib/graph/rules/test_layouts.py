@@ -126,3 +126,25 @@ def test_a_matrix_that_is_transposed_is_no_image():
         return convolved(op.where(flags, image, op.exp(image)), 12, 12)
 
     assert "where" in with_channels_last(build, IMAGE, (12, 5, 6))
+
+
+@pytest.mark.parametrize("several", [2, 3])
+def test_a_depthwise_convolution_of_several_results_a_channel_is_as_many_and_a_shuffle(several):
+    weight = const(random((several * 12, 1, 3, 3), several))
+
+    def build(x):
+        return convolved(op.nn.conv2d(convolved(x), weight, strides=2, padding=1, groups=12), 5, several * 12)
+
+    after = with_channels_last(build, IMAGE)
+
+    assert after.count("nn.conv2d") == 2 + several
+    assert transposes_of_images(after) == 1  # the shuffle's
+
+
+@pytest.mark.parametrize(("channels", "several"), [(6, 2), (12, 8)], ids=["no whole vectors", "many"])
+def test_other_depthwise_convolutions_of_several_results_stay(channels, several):
+    weight = const(random((several * channels, 1, 3, 3)))
+
+    after = with_channels_last(lambda x: op.nn.conv2d(convolved(x, channels), weight, groups=channels), IMAGE)
+
+    assert after.count("nn.conv2d") == 2
