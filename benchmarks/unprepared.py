@@ -442,6 +442,28 @@ def crnn() -> Example:
     return _Crnn(), {"x": torch.randn(1, 1, 32, 160)}
 
 
+class _DeepSpeech(nn.Module):
+    """Speech, after Deep Speech 2: two convolutions over spectra, three GRUs in both directions, letters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spectra = nn.Sequential(
+            nn.Conv2d(1, 32, (41, 11), (2, 2), (20, 5)), nn.BatchNorm2d(32), nn.Hardtanh(0, 20),
+            nn.Conv2d(32, 32, (21, 11), (2, 1), (10, 5)), nn.BatchNorm2d(32), nn.Hardtanh(0, 20),
+        )  # fmt: skip
+        self.steps = nn.GRU(32 * 41, 512, 3, bidirectional=True, batch_first=True)
+        self.letters = nn.Linear(1024, 29)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.letters(self.steps(self.spectra(x).flatten(1, 2).transpose(1, 2))[0])
+
+
+@maker
+def deepspeech() -> Example:
+    """Four seconds: 200 steps."""
+    return _DeepSpeech(), {"x": torch.randn(1, 1, 161, 400)}
+
+
 class _PointNet(nn.Module):
     """Classes of a cloud of points: shared layers, a maximum over the points, and a transformation of each cloud."""
 
