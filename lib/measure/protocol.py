@@ -80,7 +80,7 @@ class Param:
 
     shape: tuple[int, ...]
     dtype: str
-    bound: int  # of integers, exclusive; 0 if not known, see `tir.parameters.value_bounds`
+    bound: int  # of values, 0 if not known; see `tir.parameters.value_bounds`
 
 
 # Candidates on this CPU.

@@ -17,6 +17,15 @@ def leaf_blocks(function: tirx.PrimFunc) -> list[SBlock]:
     return [block for block in walk(function.body, SBlock) if not walk(block.body, SBlock)]
 
 
+def has_steps(function: tirx.PrimFunc) -> bool:
+    """Whether blocks are computed again and again, each time from what they computed before."""
+    return any(
+        any(int(axis.iter_type) == OPAQUE for axis in block.iter_vars)
+        for block in walk(function.body, SBlock)
+        if walk(block.body, SBlock)
+    )
+
+
 def only_reduction(function: tirx.PrimFunc) -> SBlock | None:
     """The block that reduces; None if there is none, or more than one."""
     reductions = [block for block in leaf_blocks(function) if block.init is not None]

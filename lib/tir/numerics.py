@@ -18,6 +18,7 @@ VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, wh
 def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> np.ndarray:
     """Seeded values: small normal ones for floats, a mask for booleans, and for integers by their bound.
 
+    Floats with a bound are small enough that a sum of so many products of them with numbers up to one stays below one.
     Integers are uniform in [0, bound); a bound of 2 makes a mask; without a bound (0) bytes have all their values, as
     quantised ones do, and wider integers are small and positive, since programs divide by them. Of a mask at least half
     are ones, in each row and on the whole: where all is masked, attention no longer depends on queries and keys.
@@ -28,7 +29,8 @@ def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> 
     """
     rng = np.random.default_rng(seed)
     if dtype.startswith(("float", "bfloat")):
-        return (_SPREAD * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
+        spread = np.float32(0.5 / math.sqrt(bound)) if bound else _SPREAD
+        return (spread * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
     if dtype == "bool" or bound == 2:
         return _mask(shape, rng).astype(dtype)
     if dtype in ("int8", "uint8") and not bound:

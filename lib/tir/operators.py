@@ -67,20 +67,11 @@ MOVEMENTS = ("concat", "place", "slice", "transpose", "reshape", "reverse", "bro
 def operators(module: tvm.IRModule) -> list[str]:
     """What each block computes, in program order; blocks that copy element by element are left out. Of a layer whose
     steps are a loop, only that."""
-    if _has_steps(module["main"]):
+    if analysis.has_steps(module["main"]):
         kinds = {_NARROW.get(str(param.ty.dtype)) for param in module["main"].params} - {None}
         return ["_".join([RECURRENCE, *map(str, kinds)])]
     names = [operator(block) for block in analysis.leaf_blocks(module["main"])]
     return [name for name in names if name != "copy"]
-
-
-def _has_steps(function: tirx.PrimFunc) -> bool:
-    """Whether blocks are computed again and again, each time from what they computed before."""
-    return any(
-        any(int(axis.iter_type) == analysis.OPAQUE for axis in block.iter_vars)
-        for block in analysis.walk(function.body, SBlock)
-        if analysis.walk(block.body, SBlock)
-    )
 
 
 def core_operator(names: Sequence[str]) -> str:

@@ -1,10 +1,12 @@
 """What a TIR function's parameters are for: which are weights, and which values those of integers stand for."""
 
+import math
 from typing import Any
 
 import tvm
 from tvm import tirx
 
+from lib.tir import analysis
 from lib.tir.analysis import walk, without_casts
 
 LAYOUT_FREE = "layout_free_buffers"  # the attribute in which TVM has the positions of weights
@@ -16,16 +18,32 @@ def weight_positions(function: tirx.PrimFunc) -> list[int]:
 
 
 def value_bounds(function: tirx.PrimFunc) -> dict[int, int]:
-    """For integer parameters: the exclusive upper bound of what to run the function with, where one can be told.
+    """For parameters of integers: the exclusive upper bound of what to run the function with, where one can be told.
 
     That of an index is the extent of what it indexes, that of a mask is 2. Where an index is computed from a parameter
     in any other way, only zeros are known to be safe (bound 1). TVM's own random fill is not: it writes float bits.
+
+    And for weights of steps, each of which computes from what the one before it did: how many products are summed.
+    With weights as large as others have them, roundings would grow from step to step, until nothing could be compared.
     """
+    if analysis.has_steps(function):
+        return _weights_of_steps(function)
     held = _held(function)
     if not held:
         return {}
     reached = dict.fromkeys(_reached_by_indices(function, held), 1)
     return {**dict.fromkeys(masks(function), 2), **reached, **index_bounds(function)}
+
+
+def _weights_of_steps(function: tirx.PrimFunc) -> dict[int, int]:
+    reduction = analysis.only_reduction(function)
+    factors = None if reduction is None else analysis.factors(reduction)
+    if reduction is None or factors is None:
+        return {}
+    n_products = math.prod(int(reduction.iter_vars[n].dom.extent) for n in analysis.reduction_axes(reduction))
+    return {
+        n: n_products for n, param in enumerate(function.params) if any(load.source.same_as(param) for load in factors)
+    }
 
 
 def index_bounds(function: tirx.PrimFunc) -> dict[int, int]:

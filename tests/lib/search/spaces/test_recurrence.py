@@ -5,7 +5,10 @@ import pytest
 from lib.machine.registers import registers
 from lib.search.spaces import recurrence as space
 from lib.search.spaces.table import fitting
+from lib.tir import lowering
+from lib.tir.numerics import random_values, relative_error
 from lib.tir.operators import core_operator, operators
+from lib.tir.parameters import value_bounds
 from lib.tir.recurrence import CELLS, DEPTHS, LANES, Layer, recurrence
 from lib.tir.workload import as_workload
 from tests.helpers import matmul, run_on
@@ -98,6 +101,24 @@ def test_every_program_in_bf16_multiplies_pairs_by_its_instruction(cpu, batch):
     dot = next(dot for dot in registers(cpu.tvm()).dots if dot.data == "bfloat16")
     assert all(f'annotations={{"dot": "{dot.name}"' in schedule.mod.script() for schedule in schedules)
     check(layer, given, as_read(given, "bfloat16"), schedules, cpu, 2**-6)
+
+
+@needs_it
+def test_roundings_of_many_steps_do_not_grow(cpu):
+    """With weights like those of other programs the results had nothing in common after some steps."""
+    layer = LAYERS["gru both ways"]
+    found = as_workload(recurrence(layer, 200, 1, 64, 128 // LANES, "bfloat16"))
+    bounds = value_bounds(found["main"])
+    inputs = [
+        random_values(tuple(map(int, param.ty.shape)), str(param.ty.dtype), bounds.get(n, 0), seed=n)
+        for n, param in enumerate(found["main"].params)
+    ]
+
+    plain = run_on(lowering.reference(found, cpu.tvm()), cpu.tvm(), inputs[:-1], inputs[-1])
+
+    assert bounds == {0: 128}
+    for schedule in sampled(found, cpu, 4):
+        assert relative_error(run_on(schedule.mod, cpu.tvm(), inputs[:-1], inputs[-1]), plain) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["lstm", "lstm backwards"])
