@@ -44,8 +44,9 @@ def tile_contraction(
         groups.append(group)
     *window, k = [loops[n] for n in roles.reduction]
     split = _split(schedule, last_row, columns, k, tile)
-    shared_out = outer_rows.pop() if outer_rows else split.rows  # of images, the lines
-    rest = [] if shared_out is split.rows else [split.rows]
+    # Of images, the lines; a signal has one, as an image of width alone does.
+    has_lines = bool(outer_rows) and (cut is not None or primitives.extent_of(schedule, outer_rows[-1]) > 1)
+    shared_out, rest = (outer_rows.pop(), [split.rows]) if has_lines else (split.rows, [])
     if tile.lines > 1:
         shared_out, split = _with_lines(schedule, shared_out, split, tile)
     factors = primitives.sampled_factors(schedule, shared_out)
