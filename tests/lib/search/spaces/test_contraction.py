@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from lib.machine.registers import registers
 from lib.search import evolution
 from lib.search.spaces import contraction
-from lib.tir import traces
+from lib.tir import analysis, traces
 from lib.tir.workload import as_workload
 from tests.helpers import matmul, run_on
 
@@ -67,6 +67,26 @@ def test_every_program_of_a_convolution_computes_it(cpu, kernel, stride):
     for schedule in schedules:
         assert is_tiled(schedule)
         found = run_on(schedule.mod, cpu.tvm(), [image, weight, shift], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_signal_is_shared_out_by_its_elements(cpu):
+    """Its one line was what tasks shared, so that there were as many as there are columns of tiles: one."""
+    lanes = registers(cpu.tvm()).lanes
+    rng = np.random.default_rng(0)
+    signal, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, 98, 8), (3, 8, lanes)))
+    data, kernel = te.placeholder(signal.shape, name="signal"), te.placeholder(weight.shape, name="weight")
+    out = topi.nn.conv1d(data, kernel, 1, 0, 1, data_layout="NWC", kernel_layout="WIO")
+    workload = as_workload(te.create_prim_func([data, kernel, out]))
+    expected = sum(signal[:, tap : tap + 96].astype(np.float64) @ weight[tap] for tap in range(3))
+
+    schedules = sampled(workload, cpu)
+
+    tasks = {int(loop.extent) for schedule in schedules for loop in analysis.walk(schedule.mod["main"].body, tirx.For)
+             if loop.kind == tirx.ForKind.PARALLEL}  # fmt: skip
+    assert max(tasks) > 2
+    for schedule in schedules:
+        found = run_on(schedule.mod, cpu.tvm(), [signal, weight], np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
