@@ -17,6 +17,7 @@ from lib.graph.rewrite import Rewriter, dtype, is_call, rewrite, rule, static_sh
 from lib.tir.recurrence import LANES, Layer, recurrence
 
 FUNCTION = "recurrence"  # name of the functions, for people
+MOST_ROWS = 16  # sequences of a batch; the products of more are faster as operators
 _CALL = "relax.call_pure_packed"
 _STANDS_FOR = f"lib.{FUNCTION}"
 
@@ -145,5 +146,7 @@ def _program(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def in_programs(module: tvm.IRModule) -> tvm.IRModule:
-    """The module with its recurrent layers as functions in TIR."""
-    return rewrite(module, [_program])
+    """The module with its recurrent layers as functions in TIR; the same module if it has none."""
+    found = []
+    relax.analysis.post_order_visit(module["main"], lambda expr: found.append(is_layer(expr)))
+    return rewrite(module, [_program]) if any(found) else module

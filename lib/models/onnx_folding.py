@@ -128,7 +128,7 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
         if read & set(node.output):
             kept.append(node)
             read.update(node.input)
-            read.update(_read_inside(node))
+            read.update(read_inside(node))
     if len(kept) < len(graph.node):
         del graph.node[:]
         graph.node.extend(reversed(kept))
@@ -137,12 +137,12 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
             del graph.initializer[n]
 
 
-def _read_inside(node: onnx.NodeProto) -> set[str]:
+def read_inside(node: onnx.NodeProto) -> set[str]:
     """Names that the bodies of an `If` or a `Loop` read from around them."""
     names: set[str] = set()
     for attribute in node.attribute:
         for body in [attribute.g, *attribute.graphs] if attribute.HasField("g") or attribute.graphs else []:
             for inner in body.node:
                 names.update(inner.input)
-                names.update(_read_inside(inner))
+                names.update(read_inside(inner))
     return names

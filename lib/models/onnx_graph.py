@@ -22,7 +22,7 @@ class Graph:
 
     def __init__(self, proto: onnx.ModelProto, *, has_loops: bool = True) -> None:
         self.has_loops = has_loops
-        self._read = {name for node in proto.graph.node for name in node.input}
+        self._read = {name for node in proto.graph.node for name in (*node.input, *onnx_folding.read_inside(node))}
         self._read |= {value.name for value in proto.graph.output}
         self._types = onnx_folding.static_types(proto)
         self._values = {tensor.name: tensor for tensor in proto.graph.initializer}

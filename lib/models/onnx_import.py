@@ -17,7 +17,7 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, in_integers, simplify
-from lib.models import onnx_decompositions, onnx_external, onnx_folding, onnx_functions, onnx_recurrence
+from lib.models import onnx_decompositions, onnx_external, onnx_folding, onnx_functions, onnx_layers
 from lib.models.onnx_graph import attributes
 
 _OF_UNKNOWN_SHAPE = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}
@@ -35,13 +35,11 @@ def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, has
         ModelError: The file is missing or damaged, has dynamic shapes that `shapes` does not settle, or uses an
             operator that TVM does not import. The message says which.
     """
-    module = _import(
-        path, dict(shapes or {}), has_loops=has_loops
-    )  # the file's own copy of the weights is gone with it
+    module = _import(path, dict(shapes or {}), has_loops)  # the file's own copy of the weights is gone with it
     return lift_constants(channels_last(simplify(in_integers(module))))
 
 
-def _import(path: Path, shapes: dict[str, tuple[int, ...]], *, has_loops: bool) -> tvm.IRModule:
+def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool) -> tvm.IRModule:
     proto = _read(path)
     _leave_true_inputs(proto.graph)
     if not proto.graph.input:
@@ -190,7 +188,7 @@ def _pairwise() -> Iterator[None]:
 def _recurrent() -> Iterator[None]:
     """With converters for the recurrent layers that were not taken apart; TVM has none."""
     own = onnx_frontend._get_convert_map
-    onnx_frontend._get_convert_map = lambda: {**own(), **onnx_recurrence.CONVERTERS}
+    onnx_frontend._get_convert_map = lambda: {**own(), **onnx_layers.CONVERTERS}
     try:
         yield
     finally:

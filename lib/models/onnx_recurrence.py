@@ -1,29 +1,20 @@
-"""LSTM, GRU and RNN of ONNX: the products of all inputs at once, then the steps, in one program or in operators.
+"""LSTM, GRU and RNN of ONNX, step by step: the products of all inputs at once, then one small product a step.
 
 As ONNX's operators of these names have it (LSTM-22, GRU-22, RNN-22): gates in the order i o f c, z r h; both values of
-`layout`; forward, reverse and bidirectional. Layers that `lib.graph.recurrence` has programs for stay as they are until
-the importer comes to them, and then asks `CONVERTERS`. Others are taken apart, step by step: all steps have equal
-shapes, so they are a handful of distinct subgraphs.
+`layout`; forward, reverse and bidirectional. All steps have equal shapes, so they are a handful of distinct subgraphs.
+Layers that stay whole (`lib.models.onnx_layers`) are not taken apart.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
-from tvm import relax
-from tvm.error import OpNotImplemented
 
-from lib.graph import recurrence
-from lib.graph.rewrite import value_of
 from lib.models.onnx_graph import Graph, Nodes, attributes
-from lib.tir.recurrence import ACTIVATIONS, CELLS, Layer
+from lib.models.onnx_layers import Asked, whole
 
 _MOST_STEPS = 256  # more make graphs of many thousand nodes
-_MOST_ROWS = 16  # sequences of a batch in one program; the products of more are faster as operators
-_WHOLE = "is_whole"  # attribute of nodes that `CONVERTERS` takes
-_USUAL = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 _ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu", "softsign": "Softsign", "softplus": "Softplus"}
 
 
@@ -75,19 +66,19 @@ Step = Callable[[_Cell, str, str, str], tuple[str, str]]  # x, h, c -> h, c
 
 def lstm(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
-    return _whole(node, graph) or _recurrence(node, graph, 4, _lstm_step, _USUAL["LSTM"])
+    return whole(node, graph, _MOST_STEPS) or _recurrence(node, graph, 4, _lstm_step)
 
 
 def gru(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
     if attributes(node, linear_before_reset=0)["linear_before_reset"]:
-        return _whole(node, graph) or _recurrence(node, graph, 3, _gru_after, _USUAL["GRU"])
-    return _recurrence(node, graph, 3, _gru_before, _USUAL["GRU"])
+        return whole(node, graph, _MOST_STEPS) or _recurrence(node, graph, 3, _gru_after)
+    return _recurrence(node, graph, 3, _gru_before)
 
 
 def rnn(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
-    return _whole(node, graph) or _recurrence(node, graph, 1, _rnn_step, _USUAL["RNN"])
+    return whole(node, graph, _MOST_STEPS) or _recurrence(node, graph, 1, _rnn_step)
 
 
 def _lstm_step(cell: _Cell, x: str, h: str, c: str) -> tuple[str, str]:
@@ -134,80 +125,28 @@ def _mixed(cell: _Cell, z: str, new: str, h: str) -> str:
     return cell.at("Add", new, cell.at("Mul", z, cell.at("Sub", h, new)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a node asks for."""
-
-    seq: int
-    batch: int
-    n_directions: int
-    hidden: int
-    activations: list[str]  # of all directions, in small letters
-    is_batch_first: bool
-
-    @classmethod
-    def of(cls, node: onnx.NodeProto, graph: Graph) -> "_Asked | None":
-        """None if that is not here: sequences that end early, limits, coupled gates, peepholes."""
-        given = attributes(node, layout=0, activations=[], clip=None, input_forget=0)
-        x, _, r, _, lengths, _, _, peepholes = [*node.input, *[""] * 8][:8]
-        shape, weights = graph.shape(x), graph.shape(r)
-        if shape is None or weights is None or given["clip"] is not None or given["input_forget"] or peepholes:
-            return None
-        seq, batch = (shape[1], shape[0]) if given["layout"] else shape[:2]
-        ends = graph.value(lengths) if lengths else np.array(seq)
-        if ends is None or not bool((ends == seq).all()):
-            return None
-        named = _activations(given, node.op_type, weights[0])
-        return cls(seq, batch, weights[0], weights[2], named, bool(given["layout"]))
-
-
-def _activations(given: Mapping[str, Any], operator: str, n_directions: int) -> list[str]:
-    """Of all directions, in small letters."""
-    named = [name.decode() if isinstance(name, bytes) else str(name) for name in given.get("activations", ())]
-    return [name.lower() for name in named or _USUAL[operator] * n_directions]
-
-
-def _whole(node: onnx.NodeProto, graph: Graph) -> Nodes:
-    """The node itself, without results that nobody reads, if its layer can be one program; else None."""
-    asked, weights = _Asked.of(node, graph), [name for name in node.input[1:4] if name]
-    if asked is None or not graph.has_loops or graph.dtype(node.input[0]) != np.float32:
-        return None
-    n_each = len(asked.activations) // asked.n_directions
-    is_alike = asked.activations == asked.activations[:n_each] * asked.n_directions
-    if asked.batch > _MOST_ROWS and asked.seq <= _MOST_STEPS:
-        return None
-    if not is_alike or not set(asked.activations) <= set(ACTIVATIONS) or any(graph.value(w) is None for w in weights):
-        return None
-    kept = graph.changed(node, {_WHOLE: 1})
-    while kept.output and not graph.is_read(kept.output[-1]):
-        del kept.output[-1]
-    return [kept]
-
-
-def _recurrence(node: onnx.NodeProto, graph: Graph, gates: int, step: Step, usual: list[str]) -> Nodes:
+def _recurrence(node: onnx.NodeProto, graph: Graph, gates: int, step: Step) -> Nodes:
     """All directions and steps; None if the node asks for what is not here."""
-    asked = _Asked.of(node, graph)
+    asked = Asked.of(node, graph)
     if asked is None or asked.seq > _MOST_STEPS or not set(asked.activations) <= set(_ACTIVATIONS):
         return None
-    given = attributes(node, direction=b"forward", layout=0)
+    direction = attributes(node, direction=b"forward")["direction"]
     x, w, r, b, _, h0, c0, _ = [*node.input, *[""] * 8][:8]
-    n_directions, hidden, seq, batch, named = (
-        asked.n_directions, asked.hidden, asked.seq, asked.batch, asked.activations,
-    )  # fmt: skip
+    seq, hidden, n_each = asked.seq, asked.hidden, len(asked.activations) // asked.n_directions
     at = Steps(graph)
-    if given["layout"]:
+    if asked.is_batch_first:
         x, h0, c0 = (at("Transpose", name, perm=[1, 0, 2]) if name else "" for name in (x, h0, c0))
-    zeros = graph.constant(np.zeros((batch, hidden), graph.dtype(node.input[0])))
+    zeros = graph.constant(np.zeros((asked.batch, hidden), graph.dtype(node.input[0])))
     found = []
-    for d in range(n_directions):
-        is_reverse = given["direction"] == b"reverse" or d == 1
+    for d in range(asked.n_directions):
+        is_reverse = direction == b"reverse" or d == 1
         products = at("MatMul", x, at("Transpose", at.gather(w, d, 0), perm=[1, 0]))  # [seq, batch, gates * hidden]
         bias = ""
         if b:
             own = at.gather(b, d, 0)
             products = at("Add", products, at.rows(own, 0, gates * hidden))
             bias = at.rows(own, gates * hidden, 2 * gates * hidden)
-        names = [_ACTIVATIONS[name] for name in named[d * len(usual) : (d + 1) * len(usual)]]
+        names = [_ACTIVATIONS[name] for name in asked.activations[d * n_each : (d + 1) * n_each]]
         cell = _Cell(at, hidden, at("Transpose", at.gather(r, d, 0), perm=[1, 0]), bias, names)
         h, c = (at.gather(name, d, 0) if name else zeros for name in (h0, c0))
         outputs: list[str] = []
@@ -215,7 +154,7 @@ def _recurrence(node: onnx.NodeProto, graph: Graph, gates: int, step: Step, usua
             h, c = step(cell, at.gather(products, t, 0), h, c)
             outputs.append(h)
         found.append((outputs[::-1] if is_reverse else outputs, h, c))
-    return _with_outputs(node, at, found, is_batch_first=bool(given["layout"]))
+    return _with_outputs(node, at, found, is_batch_first=asked.is_batch_first)
 
 
 def _with_outputs(
@@ -233,61 +172,3 @@ def _with_outputs(
             at.stacked(last, axis)
             at.nodes[-1].output[0] = name
     return at.nodes
-
-
-# Whole layers, when the importer comes to them.
-
-
-class _Converter:
-    """Of one operator, as TVM's importer calls it."""
-
-    operator = ""
-
-    @classmethod
-    def get_converter(cls, _opset: int) -> Callable[..., relax.Expr]:
-        """See TVM's `OnnxOpConverter`."""
-        return cls._convert
-
-    @classmethod
-    def _convert(
-        cls, builder: relax.BlockBuilder, inputs: Sequence[Any], given: Mapping[str, Any], _params: object
-    ) -> relax.Expr:
-        if not given.get(_WHOLE):
-            raise OpNotImplemented(f"The following operators are not supported: {cls.operator}")
-        x, w, r, b, _, *before = [inputs[n] if n < len(inputs) else None for n in range(7)]
-        kind, is_batch_first = cls.operator.lower(), bool(given.get("layout", 0))
-        gates, n_states = CELLS[kind].gates, CELLS[kind].states
-        of_inputs, recurrent = (_by_gates(value_of(each), gates) for each in (w, r))
-        n_directions, _, units, _ = recurrent.shape
-        shape = (n_directions, 2, gates, units)
-        biases = (np.zeros(shape, np.float32) if b is None else value_of(b).reshape(shape)).swapaxes(0, 1)
-        named = _activations(given, cls.operator, n_directions)
-        is_reverse = (True,) if _text(given.get("direction", "")) == "reverse" else (False, True)[:n_directions]
-        n_outputs = int(given["tvm_custom"]["num_outputs"])
-        layer = Layer(kind, tuple(named[: len(named) // n_directions]), is_reverse, keeps_cell=n_outputs > n_states)
-
-        def moved(tensor: relax.Expr | None, axes: Sequence[int]) -> relax.Expr | None:
-            """Between the batch first, as a node may have it, and the steps or directions first."""
-            if tensor is None or not is_batch_first:
-                return tensor
-            return builder.emit(relax.op.permute_dims(tensor, list(axes)))
-
-        states = [moved(each, [1, 0, 2]) for each in before[:n_states]]
-        weights = recurrence.Weights(of_inputs, recurrent, biases)
-        found = recurrence.emit(builder, layer, weights, moved(x, [1, 0, 2]), states)
-        lasts = [moved(each, [1, 0, 2]) for each in (found.h, found.c)]
-        outputs = [moved(found.steps, [2, 0, 1, 3]), *lasts][:n_outputs]
-        return relax.Tuple(outputs) if n_outputs > 1 else outputs[0]
-
-
-def _by_gates(weights: np.ndarray, gates: int) -> np.ndarray:
-    """(d, g * k, any) as (d, g, k, any)."""
-    n_directions, rows, columns = weights.shape
-    return weights.reshape(n_directions, gates, rows // gates, columns)
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-CONVERTERS = {name: type(name, (_Converter,), {"operator": name}) for name in _USUAL}

@@ -17,8 +17,6 @@ from lib.graph import recurrence
 from lib.graph.rewrite import value_of
 from lib.tir.recurrence import CELLS, Layer
 
-_MOST_ROWS = 16  # sequences of a batch, as of ONNX's layers
-
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
@@ -76,7 +74,7 @@ def _fits(node: Any) -> bool:
     return (
         len(weights) == each * n_layers * (2 if is_both_ways else 1)
         and len(shape) == 3
-        and int(shape[0 if is_batch_first else 1]) <= _MOST_ROWS
+        and int(shape[0 if is_batch_first else 1]) <= recurrence.MOST_ROWS
     )
 
 
