@@ -118,6 +118,10 @@ RECURRENT = {
 }
 
 
+exports_layers = pytest.mark.filterwarnings("ignore:The tensor attributes self.layer._flat_weights")  # torch's own
+
+
+@exports_layers
 @pytest.mark.parametrize("case", RECURRENT)
 def test_recurrent_layers_stay_whole_and_compute_what_torch_computes(tmp_path, cpu, torch, models, case):
     kind, given = RECURRENT[case]
@@ -135,6 +139,8 @@ def test_recurrent_layers_stay_whole_and_compute_what_torch_computes(tmp_path, c
     assert sum(each.weight for each in found if each.core_operator == "recurrence") == given.get("num_layers", 1)
 
 
+@exports_layers
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_a_recurrent_layer_with_projections_is_taken_apart(tmp_path, cpu, torch, models):
     model = models["function"](lambda self, x: self.layer(x)[0], layer=torch.nn.LSTM(6, 20, proj_size=8)).eval()
 
