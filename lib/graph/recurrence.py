@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from lib.graph import patterns
-from lib.graph.rewrite import Rewriter, dtype, is_call, rewrite, rule, static_shape, value_of
+from lib.graph.rewrite import Rewriter, constant, dtype, is_call, rewrite, rule, static_shape, value_of
 from lib.tir.recurrence import LANES, Layer, recurrence
 
 FUNCTION = "recurrence"  # name of the functions, for people
@@ -60,15 +60,15 @@ def emit(
     biases, of_reset = weights.biases.copy(), np.zeros((n_directions, units), np.float32)
     if layer.kind == "gru":
         of_reset, biases[1, :, 2] = weights.biases[1, :, 2], 0
-    products = builder.emit(relax.op.matmul(x, relax.const(_columns(weights.inputs))))
-    products = builder.emit(relax.op.add(products, relax.const(_columns(biases.sum(axis=0)[..., None])[0])))
+    products = builder.emit(relax.op.matmul(x, constant(_columns(weights.inputs))))
+    products = builder.emit(relax.op.add(products, constant(_columns(biases.sum(axis=0)[..., None])[0])))
     n_vectors = -(-units // LANES)
     whole = n_vectors * LANES
     split = builder.emit(relax.op.reshape(products, (steps, batch, n_directions, n_vectors, n_gates, LANES)))
     packed = _in_vectors(weights.recurrent.transpose(0, 3, 1, 2)).transpose(0, 2, 1, 3, 4)[..., None]
     call = relax.op.call_pure_packed(
-        _STANDS_FOR, _constant(packed), split, _states(builder, before, (n_directions, batch, units), whole - units),
-        _constant(_in_vectors(of_reset[:, None])[:, :, 0]), layer.text,
+        _STANDS_FOR, constant(packed), split, _states(builder, before, (n_directions, batch, units), whole - units),
+        constant(_in_vectors(of_reset[:, None])[:, :, 0]), layer.text,
         ty_args=relax.TensorType((steps + layer.keeps_cell, n_directions, batch, whole), "float32"),
     )  # fmt: skip
     shown = builder.emit(call)
@@ -88,9 +88,9 @@ def _states(
     builder: relax.BlockBuilder, before: Sequence[relax.Expr | None], shape: tuple[int, ...], more: int
 ) -> relax.Expr:
     """The states before the first step, (states, d, b, whole vectors): a constant if they are."""
-    given = [relax.const(np.zeros(shape, np.float32)) if each is None else each for each in before]
+    given = [constant(np.zeros(shape, np.float32)) if each is None else each for each in before]
     if all(isinstance(each, tvm.ir.Constant) for each in given):
-        return _constant(np.pad(np.stack([value_of(each) for each in given]), [(0, 0), (0, 0), (0, 0), (0, more)]))
+        return constant(np.pad(np.stack([value_of(each) for each in given]), [(0, 0), (0, 0), (0, 0), (0, more)]))
     parts = [builder.emit(relax.op.expand_dims(each, 0)) for each in given]  # no `stack`: ConvertLayout fails on it
     states = builder.emit(relax.op.concat(parts, axis=0)) if len(parts) > 1 else parts[0]
     return builder.emit(relax.op.nn.pad(states, [0, 0, 0, 0, 0, 0, 0, more], "constant", 0.0)) if more else states
@@ -100,14 +100,10 @@ def _part(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int, begin: int
     return builder.emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))
 
 
-def _constant(value: np.ndarray) -> relax.Expr:
-    return relax.const(np.ascontiguousarray(value))
-
-
 def _columns(weights: np.ndarray) -> np.ndarray:
     """Weights of inputs, or biases, (d, g, k, any), as columns for a product: (any, d * j * g * LANES)."""
     vectors = _in_vectors(weights.transpose(3, 0, 1, 2))  # (any, d, j, g, LANES)
-    return np.ascontiguousarray(vectors.reshape(len(vectors), -1))
+    return vectors.reshape(len(vectors), -1)
 
 
 def _in_vectors(values: np.ndarray) -> np.ndarray:

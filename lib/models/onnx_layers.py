@@ -49,7 +49,7 @@ class Asked:
 
 def _activations(given: Mapping[str, Any], operator: str, n_directions: int) -> list[str]:
     """Of all directions, in small letters."""
-    named = [name.decode() if isinstance(name, bytes) else str(name) for name in given.get("activations", ())]
+    named = [_text(name) for name in given.get("activations", ())]
     return [name.lower() for name in named or _USUAL[operator] * n_directions]
 
 

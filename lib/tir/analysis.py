@@ -20,9 +20,8 @@ def leaf_blocks(function: tirx.PrimFunc) -> list[SBlock]:
 def has_steps(function: tirx.PrimFunc) -> bool:
     """Whether blocks are computed again and again, each time from what they computed before."""
     return any(
-        any(int(axis.iter_type) == OPAQUE for axis in block.iter_vars)
+        any(int(axis.iter_type) == OPAQUE for axis in block.iter_vars) and walk(block.body, SBlock)
         for block in walk(function.body, SBlock)
-        if walk(block.body, SBlock)
     )
 
 

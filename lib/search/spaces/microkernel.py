@@ -44,7 +44,7 @@ def tile_contraction(
         groups.append(group)
     *window, k = [loops[n] for n in roles.reduction]
     split = _split(schedule, last_row, columns, k, tile)
-    # Of images, the lines; a signal has one, as an image of width alone does.
+    # Tasks share the lines of an image out; of a signal, which has one, the tiles of that line.
     has_lines = bool(outer_rows) and (cut is not None or primitives.extent_of(schedule, outer_rows[-1]) > 1)
     shared_out, rest = (outer_rows.pop(), [split.rows]) if has_lines else (split.rows, [])
     if tile.lines > 1:
