@@ -23,7 +23,7 @@ from lib.tir import analysis, anywhere, cpu_check, dot, gaps, gpu, matrix, paral
 
 # Raise it with every change to what this module, `prefetch` or `remainder` makes of a program: latencies of before are
 # then told apart from those of after.
-REVISION = 2
+REVISION = 3
 
 # Those of TVM's passes up to the one that makes tensors compact; run again, they change nothing.
 _COMPACT = (

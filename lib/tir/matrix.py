@@ -24,7 +24,7 @@ in user space applications".
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,12 +37,13 @@ from tvm.s_tir import SBlockRealize
 
 from lib.machine.dots import Matrix, matrix_named
 from lib.machine.registers import registers
-from lib.tir import analysis, asking
+from lib.tir import analysis, asking, overlap
 
 MARK = "matrix"  # annotation of the loop that sets sums to zero, and of that over steps: the name of an instruction
 
 _PREFIX = "family_tuner_tiles"
 _CONFIGURE, _RELEASE, _PERMITTED = f"{_PREFIX}_configure", f"{_PREFIX}_release", f"{_PREFIX}_permitted"
+_MULTIPLY, _STORE = f"{_PREFIX}_multiply", f"{_PREFIX}_store"
 _WIDTH, _ELEMENT = 64, 4  # bytes: of a register's row, and of what a step multiplies with a lane
 _REFUSED = (
     "this library was compiled for a CPU with AMX, and this CPU lacks it, or the operating system does not let this "
@@ -123,6 +124,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     body = tvm_ffi.structural_map(body, (tirx.For, _without_mark))
     if not writer.texts:
         return function.with_body(body)
+    body = overlap.insert(body, function.params, overlap.Calls(*map(_calls, (_CONFIGURE, _MULTIPLY, _STORE))))
     writer.texts[_PERMITTED] = asking.once(_PERMITTED, _ASKING)
     permission = asking.required(_PERMITTED, _REFUSED)
     body = tirx.SeqStmt([permission, tvm_ffi.structural_map(body, (tirx.For, writer.in_task))])
@@ -243,7 +245,7 @@ class Tile:
 
 def _tile(vectors: tirx.Stmt, loop: tirx.For) -> Tile | None:
     """What a loop over vectors and a marked one in it, over steps, are; None if the instruction does not fit them."""
-    matrix, inner, body = matrix_named(str(loop.annotations[MARK])), list[tirx.For](), _last(loop.body)
+    matrix, inner, body = matrix_named(str(loop.annotations[MARK])), list[tirx.For](), loop.body
     while isinstance(body, tirx.For):
         inner.append(body)
         body = body.body
@@ -264,11 +266,6 @@ def _tile(vectors: tirx.Stmt, loop: tirx.For) -> Tile | None:
     sums = access(store.buffer, store.indices)
     found = Tile(matrix, vectors, loop, lines, rows, lanes, products, data, weights, sums)
     return found if _fits(found) else None
-
-
-def _last(body: tirx.Stmt) -> tirx.Stmt:
-    """Of a body that begins with prefetches, what follows them."""
-    return body.seq[-1] if isinstance(body, tirx.SeqStmt) else body
 
 
 def _fits(tile: Tile) -> bool:
@@ -340,20 +337,19 @@ class _Writer:
 
     def _multiplied(self, tile: Tile, body: tirx.Stmt) -> tirx.Stmt:
         """What is in a loop over vectors, with instructions in place of the marked loop."""
-        products = list(self._products(tile))
+        products, vector = list(self._products(tile)), tile.vectors.loop_var
 
-        def step(loop: tirx.For) -> tirx.Stmt:
-            if MARK not in loop.annotations:
+        def step(loop: tirx.For) -> tirx.For:
+            *prefetches, last = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+            if not isinstance(last, tirx.For) or MARK not in last.annotations:
                 return loop
-            if not isinstance(loop.body, tirx.SeqStmt):
-                return tirx.SeqStmt(products)
-            prefetches = tirx.stmt_seq(*list(loop.body.seq)[:-1])
-            of_each = [
-                analysis.replaced(prefetches, {tile.vectors.loop_var: tirx.IntImm(tile.vectors.loop_var.ty.dtype, v)})
+            ahead = [
+                analysis.replaced(each, {vector: tirx.IntImm(vector.ty.dtype, v)})
                 for v in range(tile.n_vectors)
+                for each in prefetches
             ]
-            ahead = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.stmt_seq(*of_each))
-            return tirx.SeqStmt([ahead, *products])
+            inside = tirx.SeqStmt([*ahead, *products])
+            return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inside, annotations=loop.annotations)
 
         return tvm_ffi.structural_map(body, (tirx.For, step))
 
@@ -440,6 +436,11 @@ def _called_name(call: Any) -> str:
     if not isinstance(call, tvm.ir.Call) or not call.args or not isinstance(call.args[0], tvm.ir.StringImm):
         return ""
     return str(call.args[0].value)
+
+
+def _calls(name: str) -> Callable[[tirx.Stmt], bool]:
+    """Whether a statement calls a function whose name begins so."""
+    return lambda each: isinstance(each, tirx.Evaluate) and _called_name(each.value).startswith(name)
 
 
 def _configuration(shapes: Sequence[tuple[int, int]]) -> str:

@@ -21,7 +21,7 @@ from tvm import tirx
 from tvm.s_tir import SBlockRealize
 
 from lib.machine.dots import named
-from lib.tir import analysis, dot
+from lib.tir import analysis, dot, matrix
 
 MARK = "prefetch_weights"  # annotation of the innermost K loop, the one around a register tile
 
@@ -38,12 +38,14 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if not any(prefetches.values()):
         return function
 
-    def with_prefetches(loop: tirx.For) -> tirx.For:
+    def with_prefetches(loop: tirx.For) -> tirx.Stmt:
         found = prefetches.get(loop.loop_var)
         if not found:
             return loop
-        body, others = tirx.SeqStmt([*found, loop.body]), {k: v for k, v in loop.annotations.items() if k != MARK}
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=others)
+        is_step, others = matrix.MARK in loop.annotations, {k: v for k, v in loop.annotations.items() if k != MARK}
+        body = loop.body if is_step else tirx.SeqStmt([*found, loop.body])
+        rest = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=others)
+        return tirx.SeqStmt([*found, rest]) if is_step else rest
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, with_prefetches)))
 
@@ -61,7 +63,8 @@ class Panel:
 
 
 def _prefetches(nest: Sequence[tirx.For], params: Sequence[Any]) -> list[tirx.Stmt]:
-    """The prefetches of one step: its share of the next panel."""
+    """The prefetches of one step, its share of the next panel: of an iteration of the innermost loop, or of all of it
+    where one instruction takes its place (`lib.tir.matrix`)."""
     panel = _panel(nest, params)
     if panel is None:
         return []
@@ -94,7 +97,8 @@ def _flat(loops: Sequence[tirx.For]) -> Any:
 
 def _panel(nest: Sequence[tirx.For], params: Sequence[Any]) -> Panel | None:
     """The panel of packed weights that the innermost loop of a nest reads from; None if it reads none."""
-    inner = analysis.walk(nest[-1].body, tirx.For)
+    n_around = len(nest) - (matrix.MARK in nest[-1].annotations)
+    inner = [*analysis.walk(nest[-1].body, tirx.For), *nest[n_around:]]
     lanes = [loop for loop in inner if loop.kind == tirx.ForKind.VECTORIZED or dot.MARK in loop.annotations]
     realizations = analysis.walk(nest[-1].body, SBlockRealize)
     if len(realizations) != 1 or len(lanes) != 1:
@@ -110,7 +114,7 @@ def _panel(nest: Sequence[tirx.For], params: Sequence[Any]) -> Panel | None:
         if strides[lanes[0]] == _products(
             lanes[0]
         ):  # else it is the data, an element of which is broadcast to all lanes
-            return _panel_of(load.source, indices, nest, inner, reduced, strides)
+            return _panel_of(load.source, indices, nest[:n_around], inner, reduced, strides)
     return None
 
 
