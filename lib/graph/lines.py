@@ -17,40 +17,41 @@ from tvm.relax import op
 
 from lib.graph import patterns, reweight
 from lib.graph.reweight import Replacement, shape_of
-from lib.graph.rewrite import dtype, is_call, is_channels_last
+from lib.graph.rewrite import CONVOLUTIONS, dtype, is_call, is_channels_last
 from lib.machine.dots import Matrix
 
-FUNCTION = "conv2d_by_lines"  # name of the functions, for people
+FUNCTION = "by_lines"  # in the names of the functions, for people
 _NARROW = {"bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 
 
 def replacement(matrix: Matrix, given: str, call: relax.Call) -> Replacement | None:
-    """Of a convolution in NHWC whose channels fill at most half of a step of an instruction.
+    """Of a convolution in NHWC (signals in NWC, volumes in NDHWC) whose channels fill at most half of a step of an
+    instruction.
 
     Args:
         given: The element type of its weights: that of the instruction, or what is to be rounded to it.
     """
     dot = matrix.dot
-    if not is_call(call, "relax.nn.conv2d") or (dtype(call.args[1]), dtype(call)) != (given, dot.sums):
+    if not is_call(call, *CONVOLUTIONS) or (dtype(call.args[1]), dtype(call)) != (given, dot.sums):
         return None
     attrs, kernel = call.attrs, shape_of(call.args[1])
     is_plain = int(attrs.groups) == 1 and {int(n) for n in attrs.dilation} == {1}
     if not is_plain or not is_channels_last(call) or not kernel or not shape_of(call.args[0]):
         return None
-    height, width, channels, columns = kernel
+    *outer, width, channels, columns = kernel
     more = next(n for n in range(dot.depth) if width * (channels + n) % dot.depth == 0)
     if width == 1 or 2 * (channels + more) > dot.depth * matrix.STEPS:
         return None
     return Replacement(
         kind=(FUNCTION, more), value=partial(_by_lines, more, dot.weights), dtype=dot.weights,
-        shape=(height, width * (channels + more), columns), emit=partial(_emit, matrix, more),
+        shape=(*outer, width * (channels + more), columns), emit=partial(_emit, matrix, more),
     )  # fmt: skip
 
 
 def _by_lines(more: int, kind: str, weight: np.ndarray) -> np.ndarray:
-    """HWIO, with so many channels of zeros after its own, as (H, W * I, O)."""
-    height, _, _, columns = weight.shape
-    return reweight.deeper(more, weight).reshape(height, -1, columns).astype(_NARROW[kind])
+    """(..., W, I, O), with so many channels of zeros after its own, as (..., W * I, O)."""
+    *outer, _, _, columns = weight.shape
+    return reweight.deeper(more, weight).reshape(*outer, -1, columns).astype(_NARROW[kind])
 
 
 def _emit(
@@ -60,14 +61,13 @@ def _emit(
     if dtype(call.args[0]) != matrix.dot.data:
         data = builder.emit(op.astype(data, matrix.dot.data))
     data = reweight.deeper_data(builder, data, more)
-    batch, height, width, channels = shape_of(call.args[0])
-    lines = builder.emit(op.reshape(data, (batch, height, width * (channels + more))))
-    top, left, bottom, right = (int(n) for n in call.attrs.padding)
+    *outer, width, channels = shape_of(call.args[0])
+    lines = builder.emit(op.reshape(data, (*outer, width * (channels + more))))
+    padding = [int(n) for n in call.attrs.padding]
     steps = [int(n) for n in call.attrs.strides]
     return builder.call_te(
-        partial(_convolution, matrix.dot.sums, shape_of(call), steps, channels + more), lines, weight,
-        [top, left, bottom, right], primfunc_name_hint=FUNCTION,
-        primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
+        partial(_convolution, matrix.dot.sums, shape_of(call), steps, channels + more), lines, weight, padding,
+        primfunc_name_hint=_name(steps), primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
 
 
@@ -80,14 +80,22 @@ def _convolution(
     weight: te.Tensor,
     padding: Sequence[int],
 ) -> te.Tensor:
-    """Lines (N, H, W * channels) by kernels (H, W * channels, O): NHWC of a shape, in the type of the sums."""
-    top, left, bottom, right = padding
+    """Lines (N, ..., W * channels) by kernels (..., W * channels, O): channels last, of a shape, in the type of the
+    sums."""
     if any(padding):
-        lines = topi.nn.pad(lines, [0, top, left * channels], [0, bottom, right * channels])
-    line, place = (te.reduce_axis((0, weight.shape[n]), name) for n, name in enumerate(("line", "place")))
+        before, after = padding[: len(steps)], padding[len(steps) :]
+        widths = ([0, *of[:-1], of[-1] * channels] for of in (before, after))
+        lines = topi.nn.pad(lines, *widths)
+    names, apart = ("image", "line", "place")[-len(steps) :], [*steps[:-1], steps[-1] * channels]
+    window = [te.reduce_axis((0, weight.shape[n]), name) for n, name in enumerate(names)]
 
-    def at(n: tirx.Var, y: tirx.Var, x: tirx.Var, o: tirx.Var) -> tirx.Expr:
-        pixel = lines(n, y * steps[0] + line, x * (steps[1] * channels) + place)
-        return te.sum(pixel.astype(sums) * weight(line, place, o).astype(sums), axis=[line, place])
+    def at(n: tirx.Var, *rest: tirx.Var) -> tirx.Expr:
+        *pixel, o = rest
+        data = lines(n, *(x * step + tap for x, step, tap in zip(pixel, apart, window, strict=True)))
+        return te.sum(data.astype(sums) * weight(*window, o).astype(sums), axis=window)
 
-    return te.compute([tirx.IntImm("int64", n) for n in shape], at, name=FUNCTION)
+    return te.compute([tirx.IntImm("int64", n) for n in shape], at, name=_name(steps))
+
+
+def _name(steps: Sequence[int]) -> str:
+    return f"conv{len(steps)}d_{FUNCTION}"

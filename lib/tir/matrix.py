@@ -24,6 +24,7 @@ in user space applications".
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +45,9 @@ MARK = "matrix"  # annotation of the loop that sets sums to zero, and of that ov
 _PREFIX = "family_tuner_tiles"
 _CONFIGURE, _RELEASE, _PERMITTED = f"{_PREFIX}_configure", f"{_PREFIX}_release", f"{_PREFIX}_permitted"
 _MULTIPLY, _STORE = f"{_PREFIX}_multiply", f"{_PREFIX}_store"
+# Bytes of weights that a tile reads and that stay in L1 (48 KB) for the next tile; where there are more, each tile has
+# them from L2, and they would only replace its data.
+_STAYS = 1 << 15
 _WIDTH, _ELEMENT = 64, 4  # bytes: of a register's row, and of what a step multiplies with a lane
 _REFUSED = (
     "this library was compiled for a CPU with AMX, and this CPU lacks it, or the operating system does not let this "
@@ -95,6 +99,7 @@ define linkonce_odr void @{name}() alwaysinline nounwind {{
 declare void @llvm.x86.tilezero(i8)
 """,
     "load": _moved("ptr %at, ptr %next", "tileloadd64"),
+    "stream": _moved("ptr %at, ptr %next", "tileloaddt164"),
     "store": _moved("ptr %at, ptr %next, ptr %last", "tilestored64"),
     "multiply": """
 define linkonce_odr void @{name}() alwaysinline nounwind {{
@@ -236,6 +241,13 @@ class Tile:
         """See `Matrix.keeps_data`."""
         return self.matrix.keeps_data(self.heights, self.n_vectors)
 
+    @property
+    def spare(self) -> int:
+        """Registers for what is not kept: as many as are left, so that loads need not wait for products."""
+        n = len(self.heights)
+        kept, others = (n, self.n_vectors) if self.keeps_data else (self.n_vectors, n)
+        return min(others, self.matrix.REGISTERS - n * self.n_vectors - kept)
+
     def where(self, step: int = 0, row: tuple[int, int] = (0, 0), vector: int = 0, lane: int = 0) -> dict[Any, int]:
         """An iteration of its loops."""
         of_line = {} if self.lines is None else {self.lines.loop_var: row[0]}
@@ -337,7 +349,10 @@ class _Writer:
 
     def _multiplied(self, tile: Tile, body: tirx.Stmt) -> tirx.Stmt:
         """What is in a loop over vectors, with instructions in place of the marked loop."""
-        products, vector = list(self._products(tile)), tile.vectors.loop_var
+        around = next(nest for nest in analysis.nests(body) if MARK in nest[-1].annotations)[:-1]
+        n_loads = tile.n_vectors * math.prod(int(loop.extent) for loop in around)
+        stays = n_loads * tile.n_steps * _WIDTH <= _STAYS
+        products, vector = list(self._products(tile, "load" if stays else "stream")), tile.vectors.loop_var
 
         def step(loop: tirx.For) -> tirx.For:
             *prefetches, last = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
@@ -353,8 +368,12 @@ class _Writer:
 
         return tvm_ffi.structural_map(body, (tirx.For, step))
 
-    def _products(self, tile: Tile) -> Iterator[tirx.Stmt]:
-        """Those of one step of the loops around the tile."""
+    def _products(self, tile: Tile, load: str) -> Iterator[tirx.Stmt]:
+        """Those of one step of the loops around the tile.
+
+        Args:
+            load: How weights are loaded: `load`, or `stream`, past L1.
+        """
         rows, n_vectors = tile.registers_of_rows, tile.n_vectors
         n, n_sums = len(rows), len(rows) * n_vectors
 
@@ -363,27 +382,34 @@ class _Writer:
 
         def load_weights(v: int, register: int) -> tirx.Stmt:
             places = [tile.weights.at(tile.where(step=step, vector=v)) for step in (0, min(1, tile.n_steps - 1))]
-            return self._call("load", *places, a=register)
+            return self._call(load, *places, a=register)
 
         def multiply(i: int, v: int, data: int, weights: int) -> tirx.Stmt:
             return self._call("multiply", instruction=tile.matrix.name, a=i * n_vectors + v, b=data, c=weights)
 
+        spare, first = tile.spare, n_sums + (n if tile.keeps_data else n_vectors)  # first: what is not kept
         if tile.keeps_data:
-            yield from (load_data(i, n_sums + i) for i in range(n))
             for v in range(n_vectors):
-                yield load_weights(v, n_sums + n)
-                yield from (multiply(i, v, n_sums + i, n_sums + n) for i in range(n))
+                yield load_weights(v, first + v % spare)
+                for i in range(n):
+                    if v == 0:
+                        yield load_data(i, n_sums + i)
+                    yield multiply(i, v, n_sums + i, first + v % spare)
         else:
-            yield from (load_weights(v, n_sums + 1 + v) for v in range(n_vectors))
             for i in range(n):
-                yield load_data(i, n_sums)
-                yield from (multiply(i, v, n_sums, n_sums + 1 + v) for v in range(n_vectors))
+                yield load_data(i, first + i % spare)
+                for v in range(n_vectors):
+                    if i == 0:
+                        yield load_weights(v, n_sums + v)
+                    yield multiply(i, v, first + i % spare, n_sums + v)
 
     def _configure(self, tile: Tile) -> tirx.Stmt:
         """What sets the registers up for a tile: its sums, then as `_products` has them."""
         shapes = [(height, _WIDTH) for height in tile.heights for _ in range(tile.n_vectors)]
         data, weights = [(height, _ELEMENT * tile.n_steps) for height in tile.heights], (tile.n_steps, _WIDTH)
-        shapes += [*data, weights] if tile.keeps_data else [data[0], *[weights] * tile.n_vectors]
+        shapes += (
+            [*data, *[weights] * tile.spare] if tile.keeps_data else [*[weights] * tile.n_vectors, *data[: tile.spare]]
+        )
         self.text("release", _RELEASE)
         key = "_".join(f"{height}x{width}" for height, width in shapes)
         return self._called("configure", f"{_CONFIGURE}_{key}", data=_configuration(shapes))

@@ -2,14 +2,14 @@
 
 The sums of a tile go through memory to what computes results of them, vector by vector. That takes a quarter to a half
 of the time of the products (3x3 convolutions of 64 to 256 channels, Xeon with AMX), and nothing hides it: results wait
-for the last products, and what the next tile loads for the stores. So one loop takes the place of all loops over tiles.
-Its iterations keep their sums apart from those before, of which they compute the results, some rows after each product:
+for the last products, and what the next tile loads for the stores. So one loop takes the place of all loops over tiles,
+whose iterations compute the results of the one before, some rows after each product, before they store their own sums:
 
     for tile:                             for tile:
-        set sums to zero                      set sums to zero
+        set registers to zero                 set registers to zero
         for step:                             for step:
             multiply                              multiply, and compute results of some rows of the tile before
-        store sums                            store sums[tile % 2]
+        store sums                            store sums
         compute results                   compute results of the last tile
 
 Registers are set up again only for tiles of another size than the one before: it takes some 250 cycles.
@@ -83,29 +83,27 @@ class _Version:
 
 @dataclass(frozen=True, slots=True)
 class _Iteration:
-    """One tile: values of the loops' variables, and where its sums are."""
+    """One tile: values of the loops' variables."""
 
     values: dict[Any, Any]
     sums: Any
-    pair: Any
-    which: Any
 
     def of(self, node: Any) -> Any:
         """A statement or a condition for this tile."""
 
-        def indices(load: Any) -> list[Any]:
+        def indices(access: Any) -> list[Any]:
             # Where in a tile does not depend on the tile: said so, TVM finds out how large the tensor is.
-            return [self.which, *map(Analyzer().simplify, load.indices)]
+            return list(map(Analyzer().simplify, access.indices))
 
         def loaded(load: tvm.ir.TensorLoad) -> Any:
-            return tirx.BufferLoad(self.pair, indices(load)) if load.source.same_as(self.sums) else load
+            return tirx.BufferLoad(load.source, indices(load)) if load.source.same_as(self.sums) else load
 
         def stored(store: tirx.BufferStore) -> Any:
             is_of_sums = store.buffer.same_as(self.sums)
-            return tirx.BufferStore(self.pair, store.value, indices(store)) if is_of_sums else store
+            return tirx.BufferStore(store.buffer, store.value, indices(store)) if is_of_sums else store
 
-        moved = tvm_ffi.structural_map(node, [(tvm.ir.TensorLoad, loaded), (tirx.BufferStore, stored)])
-        return analysis.replaced(moved, self.values)
+        simple = tvm_ffi.structural_map(node, [(tvm.ir.TensorLoad, loaded), (tirx.BufferStore, stored)])
+        return analysis.replaced(simple, self.values)
 
     def chosen(
         self,
@@ -143,10 +141,9 @@ class _Nest:
         [sums] = self.block.alloc_buffers
         n_tiles = _iterations(self.loops)
         tile = tirx.Var("tile", self.loops[0].loop_var.ty)
-        pair = tirx.decl_buffer((2, *sums.shape), sums.dtype, f"{sums.name}_pair", scope=sums.scope())
 
         def iteration(index: Any) -> _Iteration:
-            return _Iteration(_unfused(index, self.loops), sums, pair, tirx.floormod(index, 2))
+            return _Iteration(_unfused(index, self.loops), sums)
 
         def results(version: _Version) -> tirx.Stmt:
             return version.results
@@ -157,7 +154,7 @@ class _Nest:
         body = tirx.SeqStmt(
             [tirx.For(tile, 0, n_tiles, tirx.ForKind.SERIAL, each), last.chosen(self.versions, results)]
         )
-        return SBlockRealize([], True, SBlock([], [], [], "", body, alloc_buffers=[pair]))
+        return SBlockRealize([], True, SBlock([], [], [], "", body, alloc_buffers=[sums]))
 
     def _tile(self, version: _Version, tile: Any, before: _Iteration) -> tirx.Stmt:
         """A tile, but for its results, and those before it."""

@@ -9,23 +9,27 @@ from tvm.relax import op
 from lib.graph import precision
 from lib.graph.fusion import Model
 from lib.graph.lines import FUNCTION
+from lib.graph.rewrite import CHANNELS_LAST
 from lib.machine.dots import AMX_BF16, AMX_INT8
 from tests.lib.graph.test_precision import functions, model, rounded, run
 
 
 def convolved(x, w, strides, padding):
-    """NHWC and HWIO, in float64."""
-    top, left, bottom, right = padding
-    padded = np.pad(x.astype(np.float64), ((0, 0), (top, bottom), (left, right), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(1, 2))[
-        :, :: strides[0], :: strides[1]
-    ]
-    return np.einsum("nyxcab,abco->nyxo", windows, w.astype(np.float64))
+    """Channels last, with weights as `CHANNELS_LAST` has them, in float64."""
+    rank, axes = len(strides), tuple(range(1, len(strides) + 1))
+    around = list(zip(padding[:rank], padding[rank:], strict=True))
+    padded = np.pad(x.astype(np.float64), ((0, 0), *around, (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:rank], axis=axes)
+    every = windows[(slice(None), *(slice(None, None, step) for step in strides))]
+    taps = "abc"[:rank]
+    return np.einsum(f"n...m{taps},{taps}mo->n...o", every, w.astype(np.float64))
 
 
 def convolution(strides, padding, **attrs):
-    return lambda _builder, x, w: op.nn.conv2d(
-        x, w, strides=strides, padding=padding, data_layout="NHWC", kernel_layout="HWIO", **attrs
+    data, kernel = CHANNELS_LAST[f"relax.nn.conv{len(strides)}d"]
+    convolve = getattr(op.nn, f"conv{len(strides)}d")
+    return lambda _builder, x, w: convolve(
+        x, w, strides=strides, padding=padding, data_layout=data, kernel_layout=kernel, **attrs
     )
 
 
@@ -35,8 +39,10 @@ def convolution(strides, padding, **attrs):
         ((1, 16, 16, 3), (7, 7, 3, 16), (2, 2), (3, 3, 3, 3)),
         ((2, 8, 12, 3), (4, 4, 3, 16), (4, 4), (0, 0, 0, 0)),
         ((1, 9, 11, 4), (3, 5, 4, 16), (1, 2), (0, 1, 2, 3)),
+        ((1, 4, 10, 9, 3), (3, 7, 7, 3, 16), (1, 2, 2), (1, 3, 3, 1, 3, 3)),
+        ((2, 64, 1), (10, 1, 16), (5,), (3, 2)),
     ],
-    ids=["a ResNet's first", "patches", "one side more than the other"],
+    ids=["a ResNet's first", "patches", "one side more than the other", "volumes", "signals"],
 )
 def test_convolutions_of_few_channels_are_numpys(cpu, image, kernel, strides, padding):
     plain = model([image, kernel], convolution(strides, padding))
@@ -45,7 +51,7 @@ def test_convolutions_of_few_channels_are_numpys(cpu, image, kernel, strides, pa
     by_lines = precision.in_bf16(plain, 16, AMX_BF16)
 
     [weight] = by_lines.weights.values()
-    assert weight.ndim == 3
+    assert weight.ndim == len(kernel) - 1
     assert any(FUNCTION in name for name, _ in functions(by_lines, cpu))
     expected = convolved(rounded(x), rounded(plain.weights["p1"]), strides, padding)
     np.testing.assert_allclose(run(by_lines, [x], cpu), expected, rtol=1e-4, atol=1e-4)

@@ -66,7 +66,7 @@ _KINDS = {
     r"configure((?:_\d+x\d+)+)": "void {name}() {{ configure({{{shapes}}}); }}",
     r"release": "void {name}() {{ ready = false; }}",
     r"zero_(\d)": "void {name}() {{ check(ready, \"zero\"); std::memset(tiles[{0}].bytes, 0, 1024); }}",
-    r"load_(\d)": "void {name}(char *at, char *next) {{ move({0}, at, next, true); }}",
+    r"(?:load|stream)_(\d)": "void {name}(char *at, char *next) {{ move({0}, at, next, true); }}",
     r"store_(\d)": "void {name}(char *at, char *next, char *) {{ move({0}, at, next, false); }}",
     r"multiply_tdpbf16ps_(\d)_(\d)_(\d)": "void {name}() {{ multiply<float>({0}, {1}, {2}, bf16); }}",
     r"multiply_tdpbusd_(\d)_(\d)_(\d)": "void {name}() {{ multiply<int32_t>({0}, {1}, {2}, bytes); }}",
