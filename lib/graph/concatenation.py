@@ -5,9 +5,9 @@ small function writes it to its channels of the joint tensor. FuseOps makes that
 that computes the input; the calls then write into one buffer, one after the other (`call_tir_inplace`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import tvm
 from tvm import relax, tirx
@@ -85,18 +85,6 @@ def _is_image_concat(call: relax.Expr | None) -> bool:
     return shape is not None and len(shape) == 4 and int(call.attrs.axis or 0) % 4 == 3
 
 
-def _shared(module: tvm.IRModule, values: Mapping[relax.Var, relax.Expr]) -> set[str]:
-    """Convolutions of one workload whose results go to several offsets: fused with its placement, each would be a
-    subgraph of its own, to be tuned alone (DenseNet has 58 such, of four workloads)."""
-    places: dict[str, set[tuple[int, int]]] = {}
-    for call in values.values():
-        offset = 0
-        for field in _tuple_fields(values.get, call) if _is_image_concat(call) else []:
-            places.setdefault(_signature(module, values.get, field), set()).add((offset, _extents(call)[3]))
-            offset += _extents(field)[3]
-    return {signature for signature, found in places.items() if len(found) > 1}
-
-
 def _signature(module: tvm.IRModule, lookup: Lookup, expr: relax.Expr) -> str:
     """Describes what computes an image: the operators back to a convolution, with its attributes and shapes."""
     names = []
@@ -154,36 +142,34 @@ def _join_function(shape: tuple[int, ...], count: int, kind: str) -> tirx.PrimFu
 
 @mutator
 class _Placer(PyExprMutator):
-    """Replaces concatenations. One that appends to the result of another shares its buffer, of which the earlier one is
-    a slice: later writes leave the earlier channels as they are."""
+    """Replaces concatenations. One that begins with the result of another, or with the same images, shares its buffer,
+    of which the earlier one is a slice: later writes leave the earlier channels as they are. So the layers of a
+    DenseNet, each of which reads all before it, add their own images to one buffer."""
 
     def __init__(self, module: tvm.IRModule, function: relax.Function) -> None:
         super().__init__(module)
         self._module = module
         self._values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
-        self._shared = _shared(module, self._values)
         self._buffer_of: dict[relax.Call, relax.Var] = {}  # the joint tensor behind a concatenation
         self._channels: dict[relax.Call, int] = {}  # of that tensor
         self._appends: set[relax.Call] = set()  # concatenations that append to the one they begin with
-        for call in reversed(self._values.values()):
-            if _is_image_concat(call):
-                channels = self._channels.setdefault(call, _extents(call)[3])
-                base = self._base(call)
-                if base is not None and base not in self._channels:  # one concatenation alone may append to another
-                    self._channels[base] = channels
-                    self._appends.add(call)
+        concats = [call for call in self._values.values() if _is_image_concat(call)]
+        self._base = self._bases(concats)
+        for call in reversed(concats):
+            channels = self._channels.setdefault(call, _extents(call)[3])
+            base, _ = self._base[call]
+            if base is not None and base not in self._channels:  # one concatenation alone may append to another
+                self._channels[base] = channels
+                self._appends.add(call)
+        self._shared = self._several_times(concats)
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         if old not in self._channels:
             return self.visit_expr_post_order(old)
-        fields, base = _tuple_fields(self._values.get, old), self._base(old)
-        parts, offset = [], 0
-        if base is not None and old in self._appends:
-            parts.append(self._buffer_of[base])
-            offset = _extents(base)[3]
-            fields = fields[1:]
+        base, _ = self._base[old]
+        parts = [self._buffer_of[base]] if old in self._appends else []
         whole = relax.TensorType((*_extents(old)[:3], self._channels[old]), dtype(old))
-        for field in fields:
+        for field, offset in self._placed(old):
             shape = _extents(field)
             alone = _signature(self._module, self._values.get, field) in self._shared
             pattern = patterns.OPAQUE if alone else patterns.ELEMENTWISE
@@ -192,19 +178,52 @@ class _Placer(PyExprMutator):
                 function.with_attrs(patterns.marks(pattern)), "alone_place" if alone else "place"
             )
             parts.append(self.builder_.emit(relax.call_tir(place, [self.visit_expr(field)], whole)))
-            offset += shape[3]
         join = self.builder_.add_func(_join_function(tuple(whole.shape), len(parts), dtype(old)), "join_placed")
         self._buffer_of[old] = self.builder_.emit(relax.call_tir(join, parts, whole))
-        if offset == self._channels[old]:
+        own = _extents(old)[3]
+        if own == self._channels[old]:
             return self._buffer_of[old]
-        return relax.op.strided_slice(self._buffer_of[old], [3], [0], [offset], [1])
+        return relax.op.strided_slice(self._buffer_of[old], [3], [0], [own], [1])
 
-    def _base(self, concat: relax.Call) -> relax.Call | None:
-        """The concatenation whose result a concatenation begins with, through aliases."""
-        first = _tuple_fields(self._values.get, concat)[0]
-        while isinstance(first, relax.Var):
-            first = self._values.get(first)
-        return first if _is_image_concat(first) else None
+    def _placed(self, call: relax.Call) -> list[tuple[relax.Expr, int]]:
+        """The images of a concatenation that are not in its buffer before it, each with its offset there."""
+        images = _tuple_fields(self._values.get, call)
+        offsets = accumulate((_extents(image)[3] for image in images), initial=0)
+        n_there = self._base[call][1] if call in self._appends else 0
+        return list(zip(images, offsets, strict=False))[n_there:]
+
+    def _several_times(self, concats: Sequence[relax.Call]) -> set[str]:
+        """Convolutions of one workload whose results go to several offsets: fused with its placement, each would be a
+        subgraph of its own, to be tuned alone (DenseNet has 58 such, of four workloads)."""
+        places: dict[str, set[tuple[int, int]]] = {}
+        for call in concats:
+            for image, offset in self._placed(call):
+                signature = _signature(self._module, self._values.get, image)
+                places.setdefault(signature, set()).add((offset, self._channels[call]))
+        return {signature for signature, found in places.items() if len(found) > 1}
+
+    def _bases(self, concats: Sequence[relax.Call]) -> dict[relax.Call, tuple[relax.Call | None, int]]:
+        """The concatenation before it that each begins with, if any, and as how many images of its own: the one whose
+        result is its first image, else the longest of those of its first images."""
+        found: dict[relax.Call, tuple[relax.Call | None, int]] = {}
+        of_images: dict[tuple[relax.Expr, ...], relax.Call] = {}
+        for call in concats:
+            images = tuple(map(self._resolved, _tuple_fields(self._values.get, call)))
+            first = self._values.get(images[0])
+            if _is_image_concat(first):
+                found[call] = first, 1
+            else:
+                lengths = (n for n in range(len(images) - 1, 1, -1) if images[:n] in of_images)
+                n = next(lengths, 0)
+                found[call] = of_images.get(images[:n]), n
+            of_images.setdefault(images, call)
+        return found
+
+    def _resolved(self, image: relax.Expr) -> relax.Expr:
+        """The variable that computes an image, through aliases."""
+        while isinstance(value := self._values.get(image), relax.Var):
+            image = value
+        return image
 
 
 @mutator

@@ -30,6 +30,22 @@ def dense_block(x):
     return x
 
 
+def dense_block_of_lists(x):
+    """The same as torch's and timm's DenseNets have it: each layer joins all images anew."""
+    images = [x]
+    for layer in range(4):
+        joined = op.concat(images, 3) if layer else x
+        weight = const(random((3, 3, 3 + 2 * layer, 2), layer))
+        images.append(op.nn.conv2d(op.nn.relu(joined), weight, padding=1, data_layout="NHWC", kernel_layout="HWIO"))
+    return op.concat(images, 3)
+
+
+def lists_that_share_their_first_images(x):
+    """One after the other, the shorter one last, and one that has the images in another order."""
+    a, b, c, d = (conv(x, 2, seed) for seed in range(4))
+    return [op.concat(images, 3) for images in ([a, b, c, d], [a, b, c, x], [b, a, c], [a, b, c], [a, b], [a, b, d])]
+
+
 def two_that_append(x):
     """Both begin with the same concatenation and grow it by as much: one buffer cannot hold both."""
     base = op.concat([conv(x, 4), conv(x, 2, 2)], 3)
@@ -82,6 +98,8 @@ CONCATENATIONS = [
     lambda x: [joined := op.concat([conv(x, 2), x], 3), op.exp(joined)],
     lambda x: op.nn.relu(op.concat([op.strided_slice(x, [3], [0], [1]), conv(x, 2)], 3)),
     dense_block,
+    dense_block_of_lists,
+    lists_that_share_their_first_images,
     two_that_append,
     one_longer_than_the_other,
     the_same_part_in_two,
@@ -132,6 +150,13 @@ def test_a_convolution_writes_where_its_channels_belong(cpu):
 
     assert all("conv2d" in name for name in operators(made))
     assert len(operators(made)) == 2
+
+
+def test_layers_that_join_all_images_before_them_copy_none_twice(cpu):
+    made = fused(module(dense_block_of_lists, IMAGE), cpu)
+
+    *layers, whole = [name for name in operators(made) if "conv2d" in name or "place" in name]
+    assert len([*layers, whole]) <= 4 + 1  # four layers, which write where they belong, and the input
 
 
 def test_equal_convolutions_stay_one_workload_wherever_they_write(cpu):
