@@ -16,6 +16,7 @@ from lib.graph.rules import (
     pooling,
     quantization,
     resizing,
+    shuffling,
     transposed,
     volumes,
 )
@@ -66,7 +67,7 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
     if wanted:
         module = transform.ConvertLayout(wanted)(rewrite(module, layouts.BEFORE))
         module = rewrite(module, [*layouts.AFTER, *RULES])
-        module = rewrite(module, layouts.LAST)
+        module = rewrite(module, [*layouts.LAST, *shuffling.RULES])
     else:
         module = simplify(module)
     return simplify(attention.merge_projections(module))

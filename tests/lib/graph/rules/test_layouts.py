@@ -40,16 +40,22 @@ def transposes_of_images(after):
 
 @pytest.mark.parametrize("groups", [2, 3, 4])
 def test_a_shuffle_between_convolutions_is_one_of_the_last_axis(groups):
-    after = with_channels_last(lambda x: convolved(shuffled(convolved(x), groups), 12, 12), IMAGE)
+    after = with_channels_last(lambda x: convolved(shuffled(op.exp(convolved(x)), groups), 12, 12), IMAGE)
 
-    middle = after[after.index("nn.conv2d") + 1 : len(after) - after[::-1].index("nn.conv2d") - 1]
+    middle = after[after.index("exp") + 1 : len(after) - after[::-1].index("nn.conv2d") - 1]
     assert middle == ["reshape", "permute_dims", "reshape"]
+
+
+def test_a_shuffle_of_what_a_convolution_computes_is_in_its_weights():
+    after = with_channels_last(lambda x: convolved(shuffled(op.nn.relu(convolved(x)), 3), 12, 12), IMAGE)
+
+    assert after == ["permute_dims", "nn.conv2d", "nn.relu", "nn.conv2d", "permute_dims"]
 
 
 def test_a_shuffle_of_a_volume_is_one_of_the_last_axis():
     def build(x):
         weight = const(random((8, 8, 1, 1, 1), 1))
-        return op.nn.conv3d(shuffled(op.nn.conv3d(x, weight), 2, 8, (3, 6, 5)), weight)
+        return op.nn.conv3d(shuffled(op.exp(op.nn.conv3d(x, weight)), 2, 8, (3, 6, 5)), weight)
 
     assert with_channels_last(build, VOLUME).count("permute_dims") == 3
 
