@@ -7,6 +7,7 @@ convolution's weights change places instead, and whole vectors of channels are m
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from tvm import relax
@@ -37,18 +38,26 @@ def columns_as_they_are_moved(rewriter: Rewriter, call: relax.Call) -> relax.Exp
     if split is None or not rewriter.read_once(call.args[0]) or call.attrs.axes is None:
         return None
     shape, apart = rewriter.shape(split.args[0]), rewriter.shape(split)
-    if shape is None or apart is None or math.prod(apart[len(shape) - 1 :]) != shape[-1] or apart[-1] == shape[-1]:
+    outer = None if shape is None or apart is None else _split_at(shape, apart)
+    if shape is None or apart is None or outer is None:
         return None
-    axes, outer = [int(axis) for axis in call.attrs.axes], len(shape) - 1
+    axes = [int(axis) for axis in call.attrs.axes]
     order = [axis for axis in axes if axis >= outer]
-    if apart[:outer] != shape[:-1] or order == sorted(order) or axes[-1] != order[-1]:
+    if order == sorted(order) or axes[-1] != order[-1]:
         return None
     columns = np.arange(shape[-1]).reshape(apart[outer:]).transpose([axis - outer for axis in order]).reshape(-1)
     moved = _with_columns(rewriter, split.args[0], columns)
     if moved is None:
         return None
-    again = rewriter.emit(op.reshape(rewriter.emit(moved), (*shape[:-1], *(apart[axis] for axis in order))))
+    again = rewriter.emit(op.reshape(rewriter.emit(moved), (*apart[:outer], *(apart[axis] for axis in order))))
     return op.permute_dims(again, [axis if axis < outer else outer + order.index(axis) for axis in axes])
+
+
+def _split_at(shape: Sequence[int], apart: Sequence[int]) -> int | None:
+    """How many axes of a shape that another was brought into come before those of the other's last axis; None if that
+    begins within one of them."""
+    pixels = math.prod(shape[:-1])
+    return next((n for n in range(len(apart)) if math.prod(apart[:n]) == pixels), None)
 
 
 def _with_columns(rewriter: Rewriter, expr: relax.Expr, columns: np.ndarray) -> relax.Expr | None:

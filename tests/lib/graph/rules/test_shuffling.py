@@ -20,6 +20,12 @@ def shuffled(image, channels=3, size=2, axes=(0, 1, 4, 2, 5, 3)):
     return op.reshape(op.permute_dims(apart, list(axes)), (2, 4 * size, 5 * size, channels))
 
 
+def shuffled_without_a_batch(image):
+    """As it is once reshapes of neighbours were merged: pixels are one axis."""
+    apart = op.reshape(image, (8, 5, 3, 2, 2))
+    return op.reshape(op.permute_dims(apart, [0, 3, 1, 4, 2]), (2, 8, 10, 3))
+
+
 def moves_whole_vectors(made):
     """Whether a transpose leaves the last axis where it is."""
     values = [binding.value for block in made["main"].body.blocks for binding in block.bindings]
@@ -46,6 +52,14 @@ def test_pixels_out_of_channels_are_moved_as_whole_vectors(computed):
 
     assert sorted(after) == sorted(before)
     assert not moves_whole_vectors(module(build, IMAGE))
+    assert moves_whole_vectors(rewritten(shuffling.RULES, module(build, IMAGE)))
+
+
+def test_pixels_of_all_images_may_be_one_axis():
+    def build(x):
+        return shuffled_without_a_batch(convolved(x, 12))
+
+    becomes(shuffling.RULES, build, IMAGE)
     assert moves_whole_vectors(rewritten(shuffling.RULES, module(build, IMAGE)))
 
 
