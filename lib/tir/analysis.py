@@ -45,6 +45,11 @@ def walk(root: Any, kind: type) -> list[Any]:
     return found
 
 
+def with_body(loop: tirx.For, body: tirx.Stmt) -> tirx.For:
+    """A loop with something else in it."""
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+
+
 def replaced(expr: Any, values: Mapping[Any, Any]) -> Any:
     """An expression with variables replaced by values."""
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))

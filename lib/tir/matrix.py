@@ -363,8 +363,7 @@ class _Writer:
                 for v in range(tile.n_vectors)
                 for each in prefetches
             ]
-            inside = tirx.SeqStmt([*ahead, *products])
-            return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inside, annotations=loop.annotations)
+            return analysis.with_body(loop, tirx.SeqStmt([*ahead, *products]))
 
         return tvm_ffi.structural_map(body, (tirx.For, step))
 
@@ -407,9 +406,8 @@ class _Writer:
         """What sets the registers up for a tile: its sums, then as `_products` has them."""
         shapes = [(height, _WIDTH) for height in tile.heights for _ in range(tile.n_vectors)]
         data, weights = [(height, _ELEMENT * tile.n_steps) for height in tile.heights], (tile.n_steps, _WIDTH)
-        shapes += (
-            [*data, *[weights] * tile.spare] if tile.keeps_data else [*[weights] * tile.n_vectors, *data[: tile.spare]]
-        )
+        several = [weights] * (tile.spare if tile.keeps_data else tile.n_vectors)
+        shapes += [*data, *several] if tile.keeps_data else [*several, *data[: tile.spare]]
         self.text("release", _RELEASE)
         key = "_".join(f"{height}x{width}" for height, width in shapes)
         return self._called("configure", f"{_CONFIGURE}_{key}", data=_configuration(shapes))
@@ -431,9 +429,7 @@ class _Writer:
                 (tirx.Evaluate, lambda each: nothing if _called_name(each.value).startswith(_CONFIGURE) else each),
             )
             parts = [tirx.Evaluate(once), body, parts[1]]
-        return tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt(parts), annotations=loop.annotations
-        )
+        return analysis.with_body(loop, tirx.SeqStmt(parts))
 
     def _call(self, kind: str, *arguments: Any, **numbers: Any) -> tirx.Stmt:
         name = "_".join([_PREFIX, kind, *(str(value) for value in numbers.values())])

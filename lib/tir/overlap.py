@@ -30,8 +30,9 @@ from tvm.sym import Analyzer
 
 from lib.tir import analysis
 
-# Sums are stored after the results before them, and read only then: with fewer steps of products in between, and large
-# outputs, tiles wait for memory (two and four steps, 6.4 and 3.2 MB: 0.91 and 0.93 times as fast as without).
+# Sums are stored after the results before them, and read only then. Where outputs leave the caches and there are few
+# steps of products in between, tiles wait for memory (two and four steps, 6.4 and 3.2 MB: 0.89 times as fast).
+_LARGE = 2 << 20  # bytes of an output
 _FEWEST_STEPS = 5
 _MOST_VERSIONS = 2  # of a tile: the results of each are written between the products of each
 _NOTHING = tirx.Evaluate(tirx.const(0, "int32"))
@@ -133,7 +134,8 @@ class _Nest:
         """Whether there are several tiles, and enough products for what is stored of results to leave in."""
         if _iterations(self.loops) == 1:
             return False
-        leaves = any(buffer.same_as(each) for buffer in _written(self.versions[0].results) for each in outputs)
+        written = [buffer for buffer in _written(self.versions[0].results) if any(map(buffer.same_as, outputs))]
+        leaves = any(analysis.itemsize(each.dtype) * math.prod(map(int, each.shape)) > _LARGE for each in written)
         return not leaves or _iterations(_loops(self.versions[0].products)) >= _FEWEST_STEPS
 
     def pipelined(self) -> tirx.Stmt:
@@ -176,7 +178,7 @@ class _Nest:
                     part = _Part(tile, step, n_steps, n, n_products)
                     body.append(before.chosen(self.versions, part.of_results))
                     n += 1
-            return _with_body(loop, tirx.SeqStmt(body))
+            return analysis.with_body(loop, tirx.SeqStmt(body))
 
         return tirx.SeqStmt(
             [*begin, tvm_ffi.structural_map(version.products, (tirx.For, with_results)), *version.stores]
@@ -219,9 +221,8 @@ def _nest(loop: tirx.For, calls: Calls) -> _Nest | None:
     if len(block.alloc_buffers) != 1 or block.iter_vars or any(each.kind != tirx.ForKind.SERIAL for each in loops):
         return None
     versions = list(_versions(block.body, [], calls))
-    if not 1 <= len(versions) <= _MOST_VERSIONS or None in versions:
-        return None
-    return _Nest(loops, block, [each for each in versions if each], calls)
+    found = [each for each in versions if each is not None]
+    return _Nest(loops, block, found, calls) if len(found) == len(versions) <= _MOST_VERSIONS else None
 
 
 def _versions(body: tirx.Stmt, conditions: list[Any], calls: Calls) -> Iterator[_Version | None]:
@@ -301,7 +302,3 @@ def _unfused(index: Any, loops: Sequence[tirx.For]) -> dict[Any, Any]:
 
 def _all(conditions: Sequence[Any]) -> Any:
     return functools.reduce(tirx.And, conditions)
-
-
-def _with_body(loop: tirx.For, body: tirx.Stmt) -> tirx.For:
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)

@@ -34,7 +34,7 @@ def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
         if MARK not in loop.annotations:
             return loop
         body = _versions(loop.body, _borders(loop.body, zeros), zeros)
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+        return analysis.with_body(loop, body)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, peeled)))
 

@@ -121,8 +121,8 @@ def test_results_come_between_the_products_of_the_next_tile_and_those_of_the_las
 
 
 def test_few_products_and_an_output_that_leaves_the_caches_stay_as_they_are():
-    for depth, is_pipelined in ((4 * 32, False), (5 * 32, True)):
-        workload = product(96, 64, depth)
+    for rows, depth, is_pipelined in ((96, 4 * 32, True), (16384, 4 * 32, False), (16384, 5 * 32, True)):
+        workload = product(rows, 64, depth)
         found = [pipelined(lowered(workload, trace)) for trace in programs(workload, WITH, 6)]
         assert any(found) == is_pipelined
 
