@@ -84,7 +84,7 @@ def pipeline(lowering: Lowering, *, is_delivered: bool = False) -> str:
 def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass, Any, Any]:
     lower, *finalize = tvm.tirx.get_tir_pipeline("default")
     # Peeling copies the K loop into a full tile and one at the border with one loop variable, by which prefetches are
-    # inserted: after it, a border of a single row, which needs none, would take those of the full tiles away.
+    # inserted: after it, both would get those of one of them.
     before = (
         [anywhere.insert] * (is_delivered and not lowering.repair)
         + [prefetch.insert] * lowering.prefetch

@@ -10,7 +10,7 @@ from tvm.s_tir import SBlockRealize
 from tvm.sym import Analyzer
 
 from lib.search import evolution
-from lib.tir import analysis, lowering, prefetch, remainder
+from lib.tir import analysis, lowering, prefetch
 from lib.tir.workload import as_workload
 from tests.helpers import matmul, packed, run_on
 
@@ -94,14 +94,8 @@ def test_prefetches_change_no_result(programs, cpu):
         np.testing.assert_array_equal(run_on(program, cpu.tvm(), [x, weights], out), plain.numpy())
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [
-        matmul(ROWS, COLUMNS, DEPTH),  # weights that are not packed
-        as_workload(matmul(1, COLUMNS, DEPTH)["main"].with_attr("layout_free_buffers", [1])),  # those of a single row
-    ],
-)
-def test_weights_that_are_not_packed_or_of_a_single_row_are_not_prefetched(cpu, workload):
+def test_weights_that_are_not_packed_are_not_prefetched(cpu):
+    workload = matmul(ROWS, COLUMNS, DEPTH)
     found = evolution.sample(workload, cpu.tvm(), 8, known=set(), seed=0)
 
     assert found
@@ -112,21 +106,34 @@ def test_weights_that_are_not_packed_or_of_a_single_row_are_not_prefetched(cpu, 
         assert not prefetched(prefetch.insert(function))
 
 
+def test_weights_of_a_single_row_are_prefetched_each_line_once(cpu):
+    workload = as_workload(matmul(1, COLUMNS, 64)["main"].with_attr("layout_free_buffers", [1]))
+    found = evolution.sample(workload, cpu.tvm(), 8, known=set(), seed=0)
+
+    assert found
+    for proposal in found:
+        function = packed(workload, proposal.trace, cpu.tvm())["main"]
+        [nest] = [nest for nest in analysis.nests(function.body) if prefetch.MARK in nest[-1].annotations]
+        inner = analysis.walk(nest[-1].body, tirx.For)
+        n_reads = len(lines(reads(nest, function.params[1]), [*nest, *inner]))
+        n_prefetched = len(lines(prefetched(prefetch.insert(function)), nest))
+
+        assert n_reads == COLUMNS * 64 // LINE
+        assert n_prefetched == n_reads
+
+
 def test_a_cpus_programs_prefetch_when_they_are_compiled(programs, cpu):
     texts = [lowering.build(program, cpu.tvm()).inspect_source("ll") for program in programs]
 
     assert any("call void @llvm.prefetch" in text for text in texts)
 
 
-def test_full_tiles_prefetch_even_where_the_remainder_is_a_single_row(cpu):
-    """Prefetches come before peeling: the tile at the border, a row of its own, shares the variables of its loops with
-    the full tiles, which after it would go without as well."""
+def test_programs_prefetch_where_the_remainder_is_a_single_row(cpu):
     workload = as_workload(matmul(197, 256, 64)["main"].with_attr("layout_free_buffers", [1]))
     sampled = evolution.sample(workload, cpu.tvm(), 48, known=set(), seed=0)
     programs = [packed(workload, proposal.trace, cpu.tvm()) for proposal in sampled]
     programs = [program for program in programs if prefetched(prefetch.insert(program["main"]))]
-    peeled_first = [prefetch.insert(remainder.peel(program["main"])) for program in programs]
 
-    assert any(not prefetched(function) for function in peeled_first)
+    assert programs
     for program in programs:
         assert "call void @llvm.prefetch" in lowering.build(program, cpu.tvm()).inspect_source("ll")
