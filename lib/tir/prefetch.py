@@ -27,7 +27,7 @@ MARK = "prefetch_weights"  # annotation of the innermost K loop, the one around 
 
 _LINE = 64  # bytes of a cache line
 # Bytes, where nothing is read twice, as by a single row: farther than memory latency. On Zen 4 such weights come as
-# fast without; a Xeon (Sapphire Rapids) reads 22 to 27 GB/s with it, 20 to 23 without (with 32 KB, 0.94 to 1.0 of that).
+# fast without; a Xeon (Sapphire Rapids) reads 22 to 27 GB/s with it, 20 to 23 without (32 KB: 0.94 to 1.0 of that).
 _AHEAD = 1 << 13
 _READ, _INTO_L2, _DATA = 0, 2, 1  # arguments of `llvm.prefetch`
 
