@@ -21,7 +21,7 @@ from tvm.target import Target
 
 from lib.tir import analysis, anywhere, cpu_check, dot, gaps, gpu, matrix, parallel, prefetch, remainder, rounding
 
-# Raise it with every change to what this module, `prefetch` or `remainder` makes of a program: latencies of before are
+# Raise it with every change to what this module, or a pass that it lists, makes of a program: latencies of before are
 # then told apart from those of after.
 REVISION = 3
 

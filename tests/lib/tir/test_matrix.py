@@ -39,6 +39,13 @@ def times(x, w, dot):
     return (x.astype(np.float64) @ w.astype(np.float64)).astype(dot.sums)
 
 
+def convolved(image, weight):
+    """A 3x3 convolution in NHWC with a border of zeros, in float32."""
+    padded = np.pad(image.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    return np.einsum("nyxcab,abco->nyxo", windows, weight.astype(np.float32))
+
+
 def image_product(size, channels, columns):
     """A 1x1 convolution in NHWC: rows of neighbouring lines follow one another."""
     image = te.placeholder((1, size, size, channels), "bfloat16", name="image")
@@ -85,9 +92,7 @@ def test_products_are_numpys_on_a_cpu_that_has_it(cpu, rows, columns, depth, dot
 @needs_x86
 def test_convolutions_take_several_lines_at_once_and_are_numpys(told, emulated):
     workload, inputs = convolution(7, (32, 64)), [random((1, 7, 7, 32), 0), random((3, 3, 32, 64), 1)]
-    padded = np.pad(inputs[0].astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    expected = np.einsum("nyxcab,abco->nyxo", windows, inputs[1].astype(np.float32))
+    expected = convolved(*inputs)
 
     of_several = 0
     for trace in programs(workload, told, 6):

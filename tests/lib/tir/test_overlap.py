@@ -9,7 +9,7 @@ from tvm.s_tir import SBlock
 
 from lib.tir import analysis, lowering, matrix, overlap, remainder, traces
 from tests.lib.tir.test_dot import convolution, product, programs, random
-from tests.lib.tir.test_matrix import BF16, INT8, WITH, calls, needs_x86, operands, times
+from tests.lib.tir.test_matrix import BF16, INT8, WITH, calls, convolved, needs_x86, operands, times
 
 DEEP = 6 * 32  # as many products as six steps take, for bf16
 
@@ -60,9 +60,7 @@ def test_results_are_those_of_tiles_one_after_the_other_to_the_bit(told, emulate
 @needs_x86
 def test_convolutions_are_numpys(told, emulated):
     workload, inputs = convolution(14, (32, 64)), [random((1, 14, 14, 32), 0), random((3, 3, 32, 64), 1)]
-    padded = np.pad(inputs[0].astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    expected = np.einsum("nyxcab,abco->nyxo", windows, inputs[1].astype(np.float32))
+    expected = convolved(*inputs)
 
     found = 0
     for trace in programs(workload, told, 6):
