@@ -5,9 +5,10 @@ made a softmax that stores bf16 slower than one that stores twice the bytes. Her
 TVM that can be a vector, too; when it is lowered, it is a function in LLVM's language, where the cast is one
 instruction. It rounds as TVM does, to the nearest, ties to even; denormals become zero.
 
-To bytes, what quantised models do, min(max(round(x), 0), 255), is five instructions for each vector: rounded, bounded
-twice, converted, narrowed. Conversion rounds by itself, to the nearest, ties to even, and what is narrowed is bounded:
-three remain. What no integer can hold becomes 2**31 on x86, and so 255; what is no number, 0.
+To bytes, what quantised models do, min(max(round(x) + zero, 0), 255), is six instructions for each vector: rounded,
+added to, bounded twice, converted, narrowed. Conversion rounds by itself, to the nearest, ties to even, and what is
+narrowed is bounded: four remain, three without a zero point. What no integer can hold becomes 2**31 on x86, and so 255;
+what is no number, 0.
 """
 
 from collections.abc import Callable
@@ -33,14 +34,19 @@ define linkonce_odr {i16} @{name}_{n}({float} %x) alwaysinline nounwind {{
 }}
 """,
     _TO_BYTES: """
-define linkonce_odr {i8} @{name}_{n}({float} %x) alwaysinline nounwind {{
-  %is = fcmp ogt {float} %x, zeroinitializer
-  %y = select {i1} %is, {float} %x, {float} zeroinitializer
-  %i = call {i32} @llvm.lrint.{v}i32.{v}f32({float} %y)
+define linkonce_odr {i8} @{name}_{n}({float} %x, {float} %zero) alwaysinline nounwind {{
+  %whole = call {float} @llvm.floor.{v}f32({float} %zero)
+  %least = fneg {float} %whole
+  %is = fcmp ogt {float} %x, %least
+  %y = select {i1} %is, {float} %x, {float} %least
+  %near = call {i32} @llvm.lrint.{v}i32.{v}f32({float} %y)
+  %z = fptosi {float} %whole to {i32}
+  %i = add {i32} %near, %z
   %u = call {i32} @llvm.umin.{v}i32({i32} %i, {i32} {most})
   %r = trunc {i32} %u to {i8}
   ret {i8} %r
 }}
+declare {float} @llvm.floor.{v}f32({float})
 declare {i32} @llvm.lrint.{v}i32.{v}f32({float})
 declare {i32} @llvm.umin.{v}i32({i32}, {i32})
 """,
@@ -57,15 +63,15 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     there, found = registers(target).dots, set[str]()
     has_bf16 = any(dot.data == "bfloat16" for dot in there)
 
-    def call(name: str, kind: str, value: Any) -> Any:
+    def call(name: str, kind: str, *values: Any) -> Any:
         found.add(name)
-        return tirx.call_intrin(kind, f"tirx.{name}", value)
+        return tirx.call_intrin(kind, f"tirx.{name}", *values)
 
     def rounded(cast: tirx.Cast) -> Any:
         if has_bf16 and (cast.ty.dtype, cast.value.ty.dtype) == ("bfloat16", "float32"):
             return tirx.reinterpret("bfloat16", call(_TO_BF16, "uint16", cast.value))
-        number = _bounded(cast) if INT8 in there else None
-        return cast if number is None else call(_TO_BYTES, "uint8", number)
+        numbers = _bounded(cast) if INT8 in there else None
+        return cast if numbers is None else call(_TO_BYTES, "uint8", *numbers)
 
     body = tvm_ffi.structural_map(function.body, (tirx.Cast, rounded))
     for name in sorted(found):
@@ -74,17 +80,19 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_body(body) if found else function
 
 
-def _bounded(cast: tirx.Cast) -> Any:
-    """x of min(max(round(x), 0), 255) in float32, if a cast makes an unsigned byte of that; else None."""
+def _bounded(cast: tirx.Cast) -> tuple[Any, Any] | None:
+    """x and zero of min(max(round(x) + zero, 0), 255) in float32, if a cast makes an unsigned byte of that."""
     least = cast.value
     if cast.ty.dtype != "uint8" or not isinstance(least, tirx.Min) or not isinstance(least.a, tirx.Max):
         return None
-    number, bounds = least.a.a, (least.a.b, least.b)
+    number, zero, bounds = least.a.a, tirx.const(0, "float32"), (least.a.b, least.b)
+    if isinstance(number, tirx.Add) and analysis.is_rounded(number.a):
+        number, zero = number.a, number.b
     if not analysis.is_rounded(number) or not all(isinstance(bound, tirx.FloatImm) for bound in bounds):
         return None
     if number.ty.dtype != "float32" or [float(bound.value) for bound in bounds] != [0, _MOST]:
         return None
-    return number.args[0]
+    return number.args[0], zero
 
 
 def _text(name: str, lanes: int) -> str:
@@ -93,7 +101,7 @@ def _text(name: str, lanes: int) -> str:
     return _TEXTS[name].format(name=name, n=lanes, v="" if lanes == 1 else f"v{lanes}", most=most, **kinds)
 
 
-def _lowered(name: str, otherwise: Callable[[Any], Any], call: tvm.ir.Call) -> Any:
+def _lowered(name: str, otherwise: Callable[..., Any], call: tvm.ir.Call) -> Any:
     kind = str(call.ty.dtype)
     lanes = tvm.DataType(kind).lanes
     return tirx.call_pure_extern(kind, f"{name}_{lanes}", *call.args) if lanes in _LANES else otherwise(*call.args)
@@ -109,12 +117,13 @@ def _by_bits(value: Any) -> Any:
     return tirx.Cast(kind.replace("32", "16", 1), (bits + even) >> number(16))
 
 
-def _by_bounds(value: Any) -> Any:
+def _by_bounds(value: Any, zero: Any) -> Any:
     """To bytes as TVM has it."""
     kind = str(value.ty.dtype)
     lanes = tvm.DataType(kind).lanes
     number = partial(_everywhere, "float32", lanes)
-    bounded = tirx.Min(tirx.Max(tirx.call_llvm_pure_intrin(kind, "llvm.nearbyint", value), number(0)), number(_MOST))
+    moved = tirx.call_llvm_pure_intrin(kind, "llvm.nearbyint", value) + zero
+    bounded = tirx.Min(tirx.Max(moved, number(0)), number(_MOST))
     return tirx.Cast("uint8" if lanes == 1 else f"uint8x{lanes}", bounded)
 
 
@@ -126,7 +135,8 @@ def _everywhere(kind: str, lanes: int, number: int) -> Any:
 
 def _register() -> None:
     like = tvm.ir.Op.get("tirx.exp")
-    for name, otherwise in ((_TO_BF16, _by_bits), (_TO_BYTES, _by_bounds)):
+    plain: dict[str, Callable[..., Any]] = {_TO_BF16: _by_bits, _TO_BYTES: _by_bounds}
+    for name, otherwise in plain.items():
         for attribute in ("TCallEffectKind", "TVectorizable"):
             tvm.ir.register_op_attr(f"tirx.{name}", attribute, like.get_attr(attribute))
         tvm.ir.register_op_attr(f"tirx.{name}", "TScriptPrinterName", name)
