@@ -39,36 +39,44 @@ def replacement(matrix: Matrix, given: str, call: relax.Call) -> Replacement | N
     if not is_plain or not is_channels_last(call) or not kernel or not shape_of(call.args[0]):
         return None
     *outer, width, channels, columns = kernel
-    more = next(n for n in range(dot.depth) if width * (channels + n) % dot.depth == 0)
-    if width == 1 or 2 * (channels + more) > dot.depth * matrix.STEPS:
+    more = -width * channels % dot.depth
+    if width == 1 or 2 * channels > dot.depth * matrix.STEPS:
         return None
     return Replacement(
         kind=(FUNCTION, more), value=partial(_by_lines, more, dot.weights), dtype=dot.weights,
-        shape=(*outer, width * (channels + more), columns), emit=partial(_emit, matrix, more),
+        shape=(*outer, width * channels + more, columns), emit=partial(_emit, matrix),
     )  # fmt: skip
 
 
 def _by_lines(more: int, kind: str, weight: np.ndarray) -> np.ndarray:
-    """(..., W, I, O), with so many channels of zeros after its own, as (..., W * I, O)."""
-    *outer, _, _, columns = weight.shape
-    return reweight.deeper(more, weight).reshape(*outer, -1, columns).astype(_NARROW[kind])
+    """(..., W, I, O) as (..., W * I, O), with so many zeros after each line."""
+    *outer, width, channels, columns = weight.shape
+    return reweight.deeper(more, weight.reshape(*outer, width * channels, columns)).astype(_NARROW[kind])
 
 
-def _emit(
-    matrix: Matrix, more: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
-) -> relax.Expr:
-    data, weight = args
-    if dtype(call.args[0]) != matrix.dot.data:
+def _emit(matrix: Matrix, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
+    (data, weight), padding, value = args, [int(n) for n in call.attrs.padding], 0
+    if dtype(data) != matrix.dot.data:
         data = builder.emit(op.astype(data, matrix.dot.data))
-    data = reweight.deeper_data(builder, data, more)
-    *outer, width, channels = shape_of(call.args[0])
-    lines = builder.emit(op.reshape(data, (*outer, width * (channels + more))))
-    padding = [int(n) for n in call.attrs.padding]
+    around = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
+    if around is not None and not any(padding) and _is_around_pixels(around):
+        widths = [int(n) for n in around.attrs.pad_width][2:-2]
+        data, padding, value = around.args[0], [*widths[::2], *widths[1::2]], int(around.attrs.pad_value)
+    *outer, width, channels = shape_of(data)
+    lines = builder.emit(op.reshape(data, (*outer, width * channels)))
     steps = [int(n) for n in call.attrs.strides]
     return builder.call_te(
-        partial(_convolution, matrix.dot.sums, shape_of(call), steps, channels + more), lines, weight, padding,
+        partial(_convolution, matrix.dot.sums, shape_of(call), steps, channels, value), lines, weight, padding,
         primfunc_name_hint=_name(steps), primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
+
+
+def _is_around_pixels(expr: relax.Expr) -> bool:
+    """Whether an operator puts a constant around images: the zero point of bytes (`lib.graph.rules.quantization`)."""
+    if not is_call(expr, "relax.nn.pad") or str(expr.attrs.pad_mode) != "constant":
+        return False
+    widths = [int(n) for n in expr.attrs.pad_width]
+    return not any([*widths[:2], *widths[-2:]])
 
 
 def _convolution(
@@ -76,16 +84,19 @@ def _convolution(
     shape: Sequence[int],
     steps: Sequence[int],
     channels: int,
+    value: int,
     lines: te.Tensor,
     weight: te.Tensor,
     padding: Sequence[int],
 ) -> te.Tensor:
     """Lines (N, ..., W * channels) by kernels (..., W * channels, O): channels last, of a shape, in the type of the
-    sums."""
-    if any(padding):
-        before, after = padding[: len(steps)], padding[len(steps) :]
-        widths = ([0, *of[:-1], of[-1] * channels] for of in (before, after))
-        lines = topi.nn.pad(lines, *widths)
+    sums; padded with a value. What a line of the kernel has after its own is multiplied by zeros, whatever it is."""
+    before, after = ([*padding[n * len(steps) :][: len(steps)]] for n in (0, 1))
+    first, last = (([0, *of[:-1], of[-1] * channels]) for of in (before, after))
+    there = first[-1] + int(lines.shape[-1]) + last[-1]
+    last[-1] += max((shape[-2] - 1) * steps[-1] * channels + int(weight.shape[-2]) - there, 0)
+    if any([*first, *last]):
+        lines = topi.nn.pad(lines, first, last, tirx.const(value, lines.dtype))
     names, apart = ("image", "line", "place")[-len(steps) :], [*steps[:-1], steps[-1] * channels]
     window = [te.reduce_axis((0, weight.shape[n]), name) for n, name in enumerate(names)]
 
