@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from lib.contracts.errors import ConfigError, TargetError
-from lib.graph import attention, precision, reweight, signed, widen, winograd
+from lib.graph import attention, lookups, precision, reweight, signed, widen, winograd
 from lib.graph.fusion import Model
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
@@ -68,4 +68,6 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         model = attention.fuse(model, dot, machine.lanes)
     model = reweight.replaced(model, choices)
     chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
+    if machine.looks_up:
+        chosen = lookups.in_tables(chosen)
     return precision.in_bf16(chosen, machine.lanes, machine.matrix(BF16)) if is_narrow else chosen

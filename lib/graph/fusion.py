@@ -93,14 +93,14 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
 
 
 def _with_indices_as_they_are(module: tvm.IRModule) -> tvm.IRModule:
-    """Take the mark from weights that are indices: nothing is gained by packing them.
+    """Take the mark from weights that are indices, or tables of bytes: nothing is gained by packing them.
 
     And for those of a vectorised `gather_nd`, TVM 0.27 makes layouts in which several elements have one place.
     """
     functions = dict(module.functions_items())
     for gvar, function in module.functions_items():
         marked = weight_positions(function) if isinstance(function, tvm.tirx.PrimFunc) else []
-        kept = [n for n in marked if str(function.params[n].ty.dtype) not in ("int32", "int64")]
+        kept = [n for n in marked if str(function.params[n].ty.dtype) not in ("int32", "int64", "uint8")]
         if kept != marked:
             bare = function.without_attr(LAYOUT_FREE)
             functions[gvar] = bare.with_attr(LAYOUT_FREE, kept) if kept else bare

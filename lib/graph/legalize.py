@@ -13,7 +13,9 @@ import tvm
 from tvm import relax, te, tirx, topi
 from tvm.relax import transform
 
-from lib.graph.rewrite import dtype
+from lib.graph import patterns
+from lib.graph.rewrite import dtype, static_shape
+from lib.tir import lookup
 
 _FLOATS = ("float16", "float32", "float64")
 
@@ -22,10 +24,11 @@ Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 def legalize_ops() -> tvm.transform.Pass:
     """TVM's LegalizeOps with the functions of this module in place of its own."""
-    return transform.LegalizeOps({
+    ours = {
         f"relax.{name}": _ours(f"relax.{name}", make, _FLOATS if name in ("max", "min") else ("float32",))
         for name, make in _MAKE.items()
-    })  # fmt: skip
+    }
+    return transform.LegalizeOps({**ours, "relax.take": _take})
 
 
 def _constant(value: float) -> tirx.FloatImm:
@@ -110,3 +113,12 @@ def _ours(name: str, make: Callable[[relax.Call], _Function], dtypes: Collection
         return builder.call_te(make(call), call.args[0], primfunc_name_hint=name.rpartition(".")[2])
 
     return legalize
+
+
+def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """From tables of all bytes (`lib.graph.lookups`) by each byte, which may be the end of another kernel."""
+    table, at = call.args
+    if dtype(table) != "uint8" or static_shape(table) != (lookup.VALUES,) or dtype(at) != "uint8":
+        return tvm.ir.Op.get("relax.take").get_attr("FLegalize")(builder, call)
+    attrs = patterns.marks(patterns.ELEMENTWISE)
+    return builder.call_te(lookup.looked_up, table, at, primfunc_name_hint=lookup.FUNCTION, primfunc_attrs=attrs)

@@ -18,6 +18,7 @@ class Registers:
     lanes: int  # float32 elements in each
     dots: tuple[Dot, ...] = ()  # instructions for narrower elements
     matrices: tuple[Matrix, ...] = ()  # those that multiply whole matrices of them
+    looks_up: bool = False  # whether a vector of bytes is looked up in a table of all bytes (AVX512-VBMI)
 
     def matrix(self, dot: Dot | None) -> Matrix | None:
         """The one that does to each row what an instruction of vectors does, if there is one."""
@@ -40,7 +41,8 @@ def registers(target: Target) -> Registers:
     dots = tuple(dot for dot in DOTS if dot.features & features)
     if "avx512f" in features:
         lanes = min(16, limit)
-        return Registers(32, lanes, dots if "avx512vl" in features else (), _matrices(target, features, lanes))
+        narrow, looks_up = dots if "avx512vl" in features else (), lanes == 16 and "avx512vbmi" in features
+        return Registers(32, lanes, narrow, _matrices(target, features, lanes), looks_up)
     if "avx" in features:
         return Registers(16, min(8, limit), dots)
     if "neon" in features and not str(target.attrs.get("mtriple", "")).startswith(_ARM_32):

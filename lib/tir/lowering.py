@@ -19,11 +19,24 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib.tir import analysis, anywhere, cpu_check, dot, gaps, gpu, matrix, parallel, prefetch, remainder, rounding
+from lib.tir import (
+    analysis,
+    anywhere,
+    cpu_check,
+    dot,
+    gaps,
+    gpu,
+    lookup,
+    matrix,
+    parallel,
+    prefetch,
+    remainder,
+    rounding,
+)
 
 # Raise it with every change to what this module, or a pass that it lists, makes of a program: latencies of before are
 # then told apart from those of after.
-REVISION = 3
+REVISION = 4
 
 # Those of TVM's passes up to the one that makes tensors compact; run again, they change nothing.
 _COMPACT = (
@@ -94,7 +107,7 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
     )
     if lowering.repair:
         lower = gpu.lowered_apart(lower)
-    after = [_on_stack] * lowering.stack + [cpu_check.insert] * is_delivered
+    after = [lookup.insert] + [_on_stack] * lowering.stack + [cpu_check.insert] * is_delivered
     compact = tvm.transform.module_pass(lambda module, _: _compact(module), opt_level=0, name="compact")
     instructions = [matrix.insert, dot.insert, rounding.insert]
     return tvm.transform.Sequential(

@@ -42,7 +42,7 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-from lib.tir import analysis
+from lib.tir import analysis, lookup
 
 _FUNCTIONS = ("exp", "erf", "tanh", "sqrt", "rsqrt", "pow", "sigmoid", "log")
 _ARITHMETIC = {
@@ -217,7 +217,7 @@ def _elementwise(block: SBlock) -> str:
     store = analysis.stored(block)
     loads = analysis.walk(store.value, tvm.ir.TensorLoad)
     if any(analysis.walk(index, tvm.ir.TensorLoad) for load in loads for index in load.indices):
-        return "gather"
+        return "lookup" if any(map(lookup.is_lookup, loads)) else "gather"
     value = analysis.without_casts(store.value)
     if isinstance(value, tvm.ir.TensorLoad):
         moved = _moved(value, store, analysis.extents(block))

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import tvm
-from scipy.special import erf
+from scipy.special import erf, expit
 from tvm import relax
 
-from lib.graph.rewrite import Rewriter, Rule, constant, rule
+from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
 
 _GROWTH = 1 << 20  # elements; a larger result than this and than its arguments is cheaper to make than to read
 
@@ -26,9 +26,22 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "isnan": np.isnan, "less": np.less, "less_equal": np.less_equal, "log": np.log, "logical_and": np.logical_and,
     "logical_not": np.logical_not, "logical_or": np.logical_or, "maximum": np.maximum, "minimum": np.minimum,
     "multiply": np.multiply, "negative": np.negative, "not_equal": np.not_equal, "power": np.power,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "square": np.square, "subtract": np.subtract,
-    "tanh": np.tanh, "where": np.where,
+    "round": np.rint, "rsqrt": lambda x: 1 / np.sqrt(x), "sigmoid": expit, "sqrt": np.sqrt, "square": np.square,
+    "subtract": np.subtract, "tanh": np.tanh, "where": np.where,
+    "nn.gelu": lambda x: x * (erf(x * np.float32(np.sqrt(0.5))) + 1) / 2,
+    "nn.relu": lambda x: np.maximum(x, 0), "nn.silu": lambda x: x * expit(x),
 }  # fmt: skip
+ELEMENTWISE = tuple(f"relax.{name}" for name in _ELEMENTWISE)
+
+
+def elementwise(call: relax.Call, values: list[np.ndarray]) -> np.ndarray:
+    """What one of `ELEMENTWISE` makes of values, in the type of its result.
+
+    Raises:
+        TypeError, ValueError: NumPy's function does not take them, as negative powers of integers.
+    """
+    with np.errstate(all="ignore"):  # what is not finite here would not be finite at run time
+        return np.asarray(_ELEMENTWISE[call.op.name.removeprefix("relax.")](*values)).astype(dtype(call))
 
 
 def _axes(axes: Any) -> list[int] | None:
@@ -60,20 +73,17 @@ _MOVEMENT: dict[str, Callable[[relax.Call, list[np.ndarray], tuple[int, ...]], n
 }
 
 
-@rule(*(f"relax.{name}" for name in _ELEMENTWISE))
+@rule(*ELEMENTWISE)
 def fold_elementwise(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Arithmetic on constants; broadcasting as in NumPy."""
     values = rewriter.values(call.args)
     shape = rewriter.shape(call)
     if values is None or shape is None or not _worth_it(shape, values):
         return None
-    kind = str(rewriter.builder_.normalize(call).ty.dtype)
-    with np.errstate(all="ignore"):  # what is not finite here would not be finite at run time
-        try:
-            value = _ELEMENTWISE[call.op.name.removeprefix("relax.")](*values)
-        except (TypeError, ValueError):  # negative powers of integers; types that NumPy's function does not take
-            return None
-        return constant(np.asarray(value).astype(kind))
+    try:
+        return constant(elementwise(rewriter.builder_.normalize(call), values))
+    except (TypeError, ValueError):  # negative powers of integers; types that NumPy's function does not take
+        return None
 
 
 @rule(*(f"relax.{name}" for name in _MOVEMENT))
