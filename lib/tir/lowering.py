@@ -32,6 +32,7 @@ from lib.tir import (
     prefetch,
     remainder,
     rounding,
+    straight,
 )
 
 # Raise it with every change to what this module, or a pass that it lists, makes of a program: latencies of before are
@@ -101,7 +102,7 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
     before = (
         [anywhere.insert] * (is_delivered and not lowering.repair)
         + [prefetch.insert] * lowering.prefetch
-        + [remainder.peel, gaps.split] * lowering.peel
+        + [straight.insert, remainder.peel, gaps.split] * lowering.peel
         + [gpu.repair] * lowering.repair
         + [parallel.mark_to_kind]
     )

@@ -100,7 +100,7 @@ def _widths(machine: Registers) -> list[int]:
 
 def _flat(schedule: Schedule, machine: Registers) -> None:
     last = _scheduled_before(schedule, machine)
-    size, (*_, columns) = _size(schedule.get(last)), analysis.extents(schedule.get(last)).values()
+    size, columns = _size(schedule.get(last)), primitives.extent_of(schedule, schedule.get_loops(last)[-1])
     widths = [lanes for lanes in _widths(machine) if size % lanes == 0]
     if columns >= machine.lanes and not _knows_no_rows(schedule.get(last)):
         widths = [lanes for lanes in widths if columns % lanes == 0]  # else what is read of a row is gathered

@@ -3,8 +3,11 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
+from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
 from lib.search.spaces import elementwise
 from lib.search.spaces.table import fitting
+from lib.tir.workload import load_module
 from tests.helpers import gather, matmul, run_on, subgraph
 from tests.lib.search.spaces.test_contraction import sampled
 from tests.lib.search.spaces.test_rows import softmax
@@ -86,6 +89,25 @@ def test_no_vector_crosses_rows_where_one_of_their_operands_would_be_gathered(cp
 
     assert all(columns % lanes == 0 for lanes in gates)
     assert any(columns % lanes for lanes in sums)  # rows do not matter there
+
+
+def test_no_vector_crosses_rows_of_a_part_that_is_placed_among_others(cpu):
+    """Its rows are shorter than those that it is written to."""
+    shapes, builder = [(1, 14, 14, 24), (1, 14, 14, 40)], relax.BlockBuilder()
+    inputs = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(shapes)]
+    with builder.function("main", inputs, attrs={"num_input": 2}):
+        with builder.dataflow():
+            parts = [builder.emit(op.nn.relu(x)) for x in inputs]
+            out = builder.emit_output(op.concat(parts, 3))
+        builder.emit_func_output(out)
+    placed = [load_module(found.workload) for found in extract_subgraphs(fusion.fuse(builder.get(), cpu.tvm()))]
+
+    assert len(placed) == 2
+    for workload, (*_, columns) in zip(placed, shapes, strict=True):
+        schedules = sampled(workload, cpu, 40)
+        assert schedules
+        by_row = [s for s in schedules if "peel_remainder" in s.mod.script()]
+        assert all(s in by_row or columns % next(iter(lanes_of([s]))) == 0 for s in schedules)
 
 
 def test_lookups_are_moved_in_vectors(cpu):
