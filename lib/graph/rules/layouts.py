@@ -18,6 +18,9 @@ from tvm.relax import op
 from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dtype, rule, to_channels_first
 from lib.graph.rules import movement
 
+_MANY = 3  # parts of a concatenation: fewer may be a mask, or a step of an attention's rotation
+_LARGE = 1 << 14  # elements
+
 _COMPARISONS = ("relax.greater", "relax.greater_equal", "relax.less", "relax.less_equal", "relax.equal",
                 "relax.not_equal", "relax.logical_and", "relax.logical_or")  # fmt: skip
 _WHOLE = 4  # channels in the narrowest vectors
@@ -145,4 +148,23 @@ def multiplier_apart(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 BEFORE: list[Rule] = [shuffle_as_lookup, multiplier_apart]  # layouts are chosen
 AFTER: list[Rule] = [lookup_channels_last, slice_channels_last, choice_channels_last]
-LAST: list[Rule] = [lookup_as_shuffle]
+
+
+@rule("relax.concat")
+def parts_as_channels(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """What is joined of several parts along another axis, as detectors join what they find in each of their images, as
+    channels of images: these are written where they belong (`lib.graph.concatenation`). In one kernel with what
+    computes them, each element would have to find out of which part it is."""
+    parts, shape = rewriter.fields(call.args[0]), rewriter.shape(call)
+    if parts is None or shape is None or len(parts) < _MANY or np.prod(shape) < _LARGE:
+        return None
+    axis, shapes = int(call.attrs.axis or 0) % len(shape), [rewriter.shape(part) for part in parts]
+    is_image = len(shape) == 4 and axis == 3
+    if is_image or any(isinstance(rewriter.definition(part), relax.Var) for part in parts):
+        return None
+    lines, channels = int(np.prod(shape[:axis])), [int(np.prod((each or ())[axis:])) for each in shapes]
+    images = [rewriter.emit(op.reshape(part, (1, 1, lines, n))) for part, n in zip(parts, channels, strict=True)]
+    return op.reshape(rewriter.emit(op.concat(images, 3)), shape)
+
+
+LAST: list[Rule] = [lookup_as_shuffle, parts_as_channels]

@@ -1,11 +1,14 @@
 """Operators that ConvertLayout does not know: no transposes stay around them, and they compute what they did."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from tvm.relax import op
 
 from lib.graph import simplify
-from tests.lib.graph.rules.helpers import const, module, operators, random, run
+from lib.graph.rules import layouts
+from tests.lib.graph.rules.helpers import becomes, const, module, operators, random, run, stays
 
 IMAGE, VOLUME = (2, 8, 6, 5), (2, 8, 3, 6, 5)
 SQUARE = random((12, 12, 1, 1), 3)
@@ -154,3 +157,28 @@ def test_other_depthwise_convolutions_of_several_results_stay(channels, several)
     after = with_channels_last(lambda x: op.nn.conv2d(convolved(x, channels), weight, groups=channels), IMAGE)
 
     assert after.count("nn.conv2d") == 2
+
+
+def several(x, *others, axis=1):
+    return op.concat([op.tanh(x), *(op.exp(other) for other in others)], axis)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axis"),
+    [([(2, 60, 85), (2, 30, 85), (2, 15, 85)], 1), ([(1, 3, 40, 40, 2), (1, 3, 40, 40, 1), (1, 3, 40, 40, 9)], -1)],
+    ids=["predictions", "coordinates and classes"],
+)
+def test_several_parts_along_any_axis_are_joined_as_channels(shapes, axis):
+    before, after = becomes(layouts.LAST, partial(several, axis=axis), *shapes)
+
+    assert before.count("reshape") == 0
+    assert after == ["tanh", "exp", "exp", *["reshape"] * 3, "concat", "reshape"]
+
+
+@pytest.mark.parametrize("shapes", [[(2, 90, 85), (2, 15, 85)], [(2, 6, 5)] * 3], ids=["two parts", "small ones"])
+def test_others_are_joined_as_they_are(shapes):
+    assert stays(layouts.LAST, several, *shapes)
+
+
+def test_parts_that_nothing_computes_are_joined_as_they_are():
+    assert stays(layouts.LAST, lambda x, y, z: op.concat([x, y, z], 1), *[(2, 90, 85)] * 3)
