@@ -10,6 +10,7 @@ padded with their zero point. Signed activations are made unsigned where they ar
 take (`lib.machine.dots`), and the zero point says the difference.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -239,10 +240,31 @@ def quantized_parts(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     parts = rewriter.fields(joined.args[0]) if joined is not None else None
     if joined is None or found is None or parts is None or not rewriter.read_once(call.args[0]):
         return None
-    if str(call.attrs.out_dtype) != "uint8":
+    if str(call.attrs.out_dtype) != "uint8" or joined.attrs.axis is None:
         return None  # signed ones are made unsigned first
+    if (together := _joined_bytes(rewriter, joined, parts)) is not None:
+        return _quantize(rewriter.emit(together), *found, "uint8")
     quantized = [rewriter.emit(_quantize(part, *found, "uint8")) for part in parts]
-    return op.concat(quantized, None if joined.attrs.axis is None else int(joined.attrs.axis))
+    return op.concat(quantized, int(joined.attrs.axis))
+
+
+def _joined_bytes(rewriter: Rewriter, joined: relax.Call, parts: Sequence[relax.Expr]) -> relax.Expr | None:
+    """Bytes that are joined as they are, and dequantised then, each part in its own units; if others read most of them.
+
+    A DenseNet joins all images before each layer anew, each time in other units. Who computes an image could not write
+    it for all of them, so that each would be read and written once more for each layer after it."""
+    found = [_activation(rewriter, part) for part in parts]
+    bytes_, axis = [each[0] for each in found if each is not None], int(joined.attrs.axis)
+    if len(bytes_) < len(parts):
+        return None
+    alone = [all(map(rewriter.read_once, each)) for each in zip(parts, bytes_, strict=True)]
+    if 2 * sum(alone) >= len(parts):
+        return None
+    extents = [(rewriter.shape(part) or ())[axis] for part in parts]
+    scales = np.repeat([each[1] for each in found if each is not None], extents).astype(np.float32)
+    zeros = np.repeat([each[2] for each in found if each is not None], extents).astype(np.uint8)
+    whole = rewriter.emit(op.concat(bytes_, axis))
+    return op.dequantize(whole, constant(scales), constant(zeros), axis=axis, out_dtype="float32")
 
 
 @rule(_Q)

@@ -137,6 +137,20 @@ CASES = {
                 "s8": np.array(0.0613, np.float32), "z8": np.array(126, np.uint8), **S9},
         {"conv2d_int8", "conv2d_1x1_int8"},
     ),
+    "the same, joined twice in other units": (
+        [dequantized("x_q"), dequantized("w", "sw", "zw", axis=0),
+         helper.make_node("Conv", CONV[:2], ["a"], pads=[1, 1, 1, 1]),
+         quantized("a", "a_q", "s9", "z9"), dequantized("a_q", "s9", "z9"),
+         helper.make_node("Concat", ["a_q_f", "x_q_f"], ["i"], axis=1), quantized("i", "i_q", "s8", "z8"),
+         helper.make_node("Concat", ["x_q_f", "a_q_f"], ["j"], axis=1), quantized("j", "j_q", "s7", "z7"),
+         dequantized("i_q", "s8", "z8"), dequantized("j_q", "s7", "z7"), dequantized("v", "s1", "z1"),
+         helper.make_node("Conv", ["i_q_f", "v_f"], ["d"]), helper.make_node("Conv", ["j_q_f", "v_f"], ["e"]),
+         helper.make_node("Add", ["d", "e"], ["c"]), *LAST],
+        IMAGE, {"w": KERNEL, "v": RNG.integers(-127, 128, (8, 22, 1, 1)).astype(np.int8),
+                "s8": np.array(0.0613, np.float32), "z8": np.array(126, np.uint8),
+                "s7": np.array(0.0537, np.float32), "z7": np.array(117, np.uint8), **S9},
+        {"conv2d_int8", "conv2d_1x1_int8"},
+    ),
     "concatenation": (
         [dequantized("x_q"), dequantized("w", "s1", "z1"), helper.make_node("Conv", CONV[:2], ["a"]),
          quantized("a", "a_q", "s9", "z9"), dequantized("a_q", "s9", "z9"),
@@ -395,6 +409,21 @@ def test_a_concatenation_moves_bytes(tmp_path, cpu):
     *before, convolution, transposed = [str(call.ty.dtype) for call in made]
     assert set(before) == {"uint8"}
     assert convolution == transposed == "float32"  # what the file returns
+
+
+def test_what_several_concatenations_join_is_joined_as_it_is(tmp_path, cpu):
+    nodes, shape, weights, _ = CASES["the same, joined twice in other units"]
+    path = file(tmp_path / "q.onnx", nodes, shape, weights)
+
+    module = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig()).module
+
+    calls = [b.value for block in module["main"].body.blocks for b in block.bindings if isinstance(b.value, relax.Call)]
+    values = {b.var: b.value for block in module["main"].body.blocks for b in block.bindings}
+    joined = [call.args[0] for call in calls if call.op.name == "relax.concat"]
+    parts = [values[part] for each in joined for part in getattr(values.get(each, each), "fields", [])]
+    assert len(parts) == 4
+    looked_up = [call for call in parts if getattr(call.op, "name", "") == "relax.take"]
+    assert not looked_up  # in other units
 
 
 def test_what_is_quantised_only_to_be_added_is_rounded_but_stays_a_float(tmp_path, cpu):
