@@ -10,6 +10,7 @@ exceeds the least one by. Where bytes are moved before they become others, as a 
 are. A table is a parameter like a weight, so that kernels that differ in it alone are one subgraph.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -160,6 +161,8 @@ class _Tabulator(PyExprMutator):
         self._weights = model.weights
         self._found: dict[relax.Var, _Lookup] = {}
         self._params: dict[tuple[bytes, tuple[int, ...]], relax.Var] = {}
+        taken = {str(param.name) for param in model.module["main"].params}
+        self._names = (name for n in itertools.count() if (name := f"table_{n}") not in taken)
         self.added: dict[str, np.ndarray] = {}
 
     def rewritten(self, function: relax.Function) -> tvm.IRModule:
@@ -197,7 +200,7 @@ class _Tabulator(PyExprMutator):
         """A parameter with a value; one for all that have the same."""
         known = value.tobytes(), value.shape
         if known not in self._params:
-            name = f"table_{len(self._params)}"
+            name = next(self._names)
             self._params[known] = relax.Var(name, relax.TensorType(value.shape, str(value.dtype)))
             self.added[name] = value
         return self._params[known]
