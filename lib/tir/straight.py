@@ -40,7 +40,7 @@ class _Scope:
 
 
 def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Straighten the accesses to a function's tensors in loops that become vectors; each block is there once."""
+    """Straighten the accesses to a function's tensors in loops that become vectors."""
     scopes = _scopes(function)
     if not scopes:
         return function
@@ -65,8 +65,9 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _scopes(function: tirx.PrimFunc) -> dict[Any, _Scope]:
-    """By the axes of blocks in loops that become vectors."""
+    """By the axes of blocks in loops that become vectors; of blocks that are there once."""
     found: dict[Any, _Scope] = {}
+    again: set[Any] = set()
     for nest in analysis.nests(function.body):
         if nest[-1].kind != tirx.ForKind.VECTORIZED or analysis.walk(nest[-1].body, tirx.For):
             continue
@@ -74,8 +75,9 @@ def _scopes(function: tirx.PrimFunc) -> dict[Any, _Scope]:
             continue
         for realized in analysis.walk(nest[-1].body, SBlockRealize):
             axes = {axis.var: value for axis, value in zip(realized.block.iter_vars, realized.iter_values, strict=True)}
+            again |= found.keys() & axes.keys()
             found.update(dict.fromkeys(axes, _Scope(axes, realized.predicate, nest)))
-    return found
+    return {axis: scope for axis, scope in found.items() if axis not in again}
 
 
 def _place(tensor: Any, indices: Sequence[Any], scope: _Scope) -> Any:

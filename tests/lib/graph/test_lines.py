@@ -90,6 +90,27 @@ def test_bytes_are_numpys_to_the_last_bit(cpu):
     np.testing.assert_array_equal(run(by_lines, [x], cpu), convolved(x, w, strides, padding).astype(np.int32))
 
 
+def test_a_border_of_the_zero_point_is_a_part_of_the_convolution(cpu):
+    image, kernel, zero = (1, 10, 11, 3), (3, 3, 3, 16), 90
+    rng, builder = np.random.default_rng(0), relax.BlockBuilder()
+    params = [relax.Var("x", relax.TensorType(image, "uint8")), relax.Var("w", relax.TensorType(kernel, "int8"))]
+    with builder.function("main", params):
+        with builder.dataflow():
+            around = builder.emit(op.nn.pad(params[0], [0, 0, 1, 2, 1, 1, 0, 0], "constant", float(zero)))
+            made = convolution((2, 1), (0, 0, 0, 0), out_dtype="int32")(builder, around, params[1])
+            result = builder.emit_output(made)
+        builder.emit_func_output(result)
+    x, w = rng.integers(0, 256, image).astype(np.uint8), rng.integers(-128, 128, kernel).astype(np.int8)
+    plain = Model(tvm.IRModule({"main": builder.get()["main"].with_attr("num_input", 1)}), {"w": w})
+
+    by_lines = precision.in_quads(plain, 16, AMX_INT8)
+
+    assert not any(name.startswith(("pad", "fused_pad")) for name, _ in functions(by_lines, cpu))
+    padded = np.pad(x, ((0, 0), (1, 2), (1, 1), (0, 0)), constant_values=zero)
+    expected = convolved(padded, w, (2, 1), (0, 0, 0, 0)).astype(np.int32)
+    np.testing.assert_array_equal(run(by_lines, [x], cpu), expected)
+
+
 @pytest.mark.parametrize(
     ("kernel", "attrs"),
     [((3, 3, 32, 16), {}), ((1, 1, 8, 16), {}), ((3, 3, 4, 32), {"groups": 2}), ((3, 3, 8, 16), {"dilation": 2})],

@@ -82,6 +82,36 @@ def test_bytes_are_to_the_nearest_ties_to_even_and_bounded(cpu, lanes):
     np.testing.assert_array_equal(found.numpy(), np.clip(np.rint(x), 0, 255).astype(np.uint8))
 
 
+@pytest.mark.parametrize("zero", [1.0, 128.0, 255.0, 90.5, -3.0])
+@pytest.mark.parametrize("lanes", [1, 16, 17])
+def test_bytes_are_counted_from_a_zero_point(cpu, lanes, zero):
+    """Also from one that is no integer, which no file has, but a program may."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(12 * lanes) * 10.0 ** rng.integers(-3, 12, 12 * lanes)).astype(np.float32)
+    x[:12] = [0.5, 1.5, 2.5, 126.5, 127.5, -128.5, -129.5, 256, 2.0**31, 3e38, np.inf, -np.inf]
+    found = tvm.runtime.empty((12 * lanes,), "uint8")
+    program = cast(lanes, "uint8", lambda each: moved(each, zero))
+
+    lowering.build(program, cpu.tvm())["main"](tvm.runtime.tensor(x), found)
+
+    expected = np.clip(np.rint(x) + np.float32(zero), 0, 255).astype(np.uint8)
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def moved(x, zero):
+    near = tirx.nearbyint(x) + tirx.const(zero, "float32")
+    return tirx.min(tirx.max(near, tirx.const(0.0, "float32")), tirx.const(255.0, "float32"))
+
+
+def test_a_zero_point_takes_one_instruction_more_where_the_machine_has_them():
+    found = assembly(cast(16, "uint8", lambda each: moved(each, 90.0)), WITH)
+
+    assert "vpmovusdb" in found
+    assert "vpaddd" in found
+    assert "vrndscaleps" not in found
+    assert "vminps" not in found
+
+
 def test_bytes_take_three_instructions_where_the_machine_has_them():
     found = assembly(cast(16, "uint8", bounded), WITH)
 

@@ -19,9 +19,16 @@ def folded(rule, build):
     return becomes([rule], build)[1] == []
 
 
-@pytest.mark.parametrize("name", ["abs", "negative", "exp", "floor", "square", "tanh", "erf", "isnan"])
+@pytest.mark.parametrize(
+    "name", ["abs", "negative", "exp", "floor", "square", "tanh", "erf", "isnan", "round", "sigmoid"]
+)
 def test_functions_of_constants_are_folded(name):
     assert folded(rules.fold_elementwise, lambda: getattr(op, name)(A))
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "silu"])
+def test_activations_of_constants_are_folded(name):
+    assert folded(rules.fold_elementwise, lambda: getattr(op.nn, name)(A))
 
 
 @pytest.mark.parametrize("name", ["log", "sqrt", "rsqrt"])
