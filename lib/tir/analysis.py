@@ -57,7 +57,9 @@ def replaced(expr: Any, values: Mapping[Any, Any]) -> Any:
 
 def stride(indices: Sequence[Any], shape: Sequence[Any], var: Any, far: int = 1) -> int:
     """The stride of an access with one variable, in elements: the distance in memory between the element where all
-    variables are zero and the one where this one is `far`; 0 if it is not constant."""
+    variables are zero and the one where this one is `far`; 0 if it is not constant, or depends on what tensors hold."""
+    if walk(indices, tvm.ir.TensorLoad):
+        return 0
     ends = []
     for value in (0, far):
         at = {other: tirx.IntImm(other.ty.dtype, value if other.same_as(var) else 0) for other in variables(indices)}

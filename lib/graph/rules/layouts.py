@@ -146,10 +146,6 @@ def multiplier_apart(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return _lookup(joined, np.arange(several * groups).reshape(several, groups).T.reshape(-1))
 
 
-BEFORE: list[Rule] = [shuffle_as_lookup, multiplier_apart]  # layouts are chosen
-AFTER: list[Rule] = [lookup_channels_last, slice_channels_last, choice_channels_last]
-
-
 @rule("relax.concat")
 def parts_as_channels(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """What is joined of several parts along another axis, as detectors join what they find in each of their images, as
@@ -158,13 +154,15 @@ def parts_as_channels(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
     parts, shape = rewriter.fields(call.args[0]), rewriter.shape(call)
     if parts is None or shape is None or len(parts) < _MANY or np.prod(shape) < _LARGE:
         return None
-    axis, shapes = int(call.attrs.axis or 0) % len(shape), [rewriter.shape(part) for part in parts]
+    axis = int(call.attrs.axis or 0) % len(shape)
     is_image = len(shape) == 4 and axis == 3
     if is_image or any(isinstance(rewriter.definition(part), relax.Var) for part in parts):
         return None
-    lines, channels = int(np.prod(shape[:axis])), [int(np.prod((each or ())[axis:])) for each in shapes]
-    images = [rewriter.emit(op.reshape(part, (1, 1, lines, n))) for part, n in zip(parts, channels, strict=True)]
+    lines = int(np.prod(shape[:axis]))
+    images = [rewriter.emit(op.reshape(part, (1, 1, lines, -1))) for part in parts]
     return op.reshape(rewriter.emit(op.concat(images, 3)), shape)
 
 
+BEFORE: list[Rule] = [shuffle_as_lookup, multiplier_apart]  # layouts are chosen
+AFTER: list[Rule] = [lookup_channels_last, slice_channels_last, choice_channels_last]
 LAST: list[Rule] = [lookup_as_shuffle, parts_as_channels]

@@ -240,31 +240,34 @@ def quantized_parts(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     parts = rewriter.fields(joined.args[0]) if joined is not None else None
     if joined is None or found is None or parts is None or not rewriter.read_once(call.args[0]):
         return None
-    if str(call.attrs.out_dtype) != "uint8" or joined.attrs.axis is None:
+    if str(call.attrs.out_dtype) != "uint8":
         return None  # signed ones are made unsigned first
-    if (together := _joined_bytes(rewriter, joined, parts)) is not None:
+    axis = None if joined.attrs.axis is None else int(joined.attrs.axis)
+    if axis is not None and (together := _joined_bytes(rewriter, parts, axis)) is not None:
         return _quantize(rewriter.emit(together), *found, "uint8")
     quantized = [rewriter.emit(_quantize(part, *found, "uint8")) for part in parts]
-    return op.concat(quantized, int(joined.attrs.axis))
+    return op.concat(quantized, axis)
 
 
-def _joined_bytes(rewriter: Rewriter, joined: relax.Call, parts: Sequence[relax.Expr]) -> relax.Expr | None:
+def _joined_bytes(rewriter: Rewriter, parts: Sequence[relax.Expr], axis: int) -> relax.Expr | None:
     """Bytes that are joined as they are, and dequantised then, each part in its own units; if others read most of them.
 
     A DenseNet joins all images before each layer anew, each time in other units. Who computes an image could not write
     it for all of them, so that each would be read and written once more for each layer after it."""
-    found = [_activation(rewriter, part) for part in parts]
-    bytes_, axis = [each[0] for each in found if each is not None], int(joined.attrs.axis)
-    if len(bytes_) < len(parts):
+    known = [found for part in parts if (found := _activation(rewriter, part)) is not None]
+    shapes = [shape for part in parts if (shape := rewriter.shape(part)) is not None]
+    if len(known) < len(parts) or len(shapes) < len(parts):
         return None
-    alone = [all(map(rewriter.read_once, each)) for each in zip(parts, bytes_, strict=True)]
+    alone = [
+        rewriter.read_once(part) and rewriter.read_once(found[0]) for part, found in zip(parts, known, strict=True)
+    ]
     if 2 * sum(alone) >= len(parts):
         return None
-    extents = [(rewriter.shape(part) or ())[axis] for part in parts]
-    scales = np.repeat([each[1] for each in found if each is not None], extents).astype(np.float32)
-    zeros = np.repeat([each[2] for each in found if each is not None], extents).astype(np.uint8)
-    whole = rewriter.emit(op.concat(bytes_, axis))
-    return op.dequantize(whole, constant(scales), constant(zeros), axis=axis, out_dtype="float32")
+    extents = [shape[axis] for shape in shapes]
+    scales = constant(np.repeat([scale for _, scale, _ in known], extents).astype(np.float32))
+    zeros = constant(np.repeat([zero for _, _, zero in known], extents).astype(np.uint8))
+    whole = rewriter.emit(op.concat([found for found, _, _ in known], axis))
+    return op.dequantize(whole, scales, zeros, axis=axis, out_dtype="float32")
 
 
 @rule(_Q)

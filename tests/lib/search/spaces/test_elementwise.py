@@ -1,13 +1,14 @@
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
 from lib.search.spaces import elementwise
 from lib.search.spaces.table import fitting
-from lib.tir.workload import load_module
+from lib.tir import lookup
+from lib.tir.workload import as_workload, load_module
 from tests.helpers import gather, matmul, run_on, subgraph
 from tests.lib.search.spaces.test_contraction import sampled
 from tests.lib.search.spaces.test_rows import softmax
@@ -108,6 +109,25 @@ def test_no_vector_crosses_rows_of_a_part_that_is_placed_among_others(cpu):
         assert schedules
         by_row = [s for s in schedules if "peel_remainder" in s.mod.script()]
         assert all(s in by_row or columns % next(iter(lanes_of([s]))) == 0 for s in schedules)
+
+
+def test_what_is_rounded_moved_and_looked_up_has_programs(cpu):
+    """The index into the table depends on what a tensor of floats holds."""
+    x, table = te.placeholder((6, 5, 32), "float32", name="x"), te.placeholder((256,), "uint8", name="table")
+    near = te.compute(x.shape, lambda *at: tirx.nearbyint(x(*at)), name="near")
+    small = te.compute(x.shape, lambda *at: tirx.min(tirx.max(near(*at), 0.0), 255.0).astype("uint8"), name="small")
+    turned = te.compute((5, 6, 32), lambda i, j, k: small(j, i, k), name="turned")
+    out = lookup.looked_up(table, turned)
+    workload, rng = as_workload(te.create_prim_func([x, table, out])), np.random.default_rng(0)
+    given, values = rng.uniform(-50, 300, (6, 5, 32)).astype(np.float32), rng.permutation(256).astype(np.uint8)
+
+    schedules = sampled(workload, cpu)
+
+    assert schedules
+    expected = values[np.clip(np.rint(given), 0, 255).astype(np.uint8).transpose(1, 0, 2)]
+    for schedule in schedules[:4]:
+        found = run_on(schedule.mod, cpu.tvm(), [given, values], np.zeros(expected.shape, np.uint8))
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_lookups_are_moved_in_vectors(cpu):
