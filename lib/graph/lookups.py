@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax import op, transform
+from tvm.relax import op
 from tvm.relax.analysis import udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph.fusion import Model
-from lib.graph.rewrite import dtype, is_call, static_shape, value_of
+from lib.graph.rewrite import dtype, is_call, static_shape, value_of, with_more_params
 from lib.graph.rules.constants import ELEMENTWISE, elementwise
 from lib.tir.lookup import VALUES
 
@@ -175,10 +175,7 @@ class _Tabulator(PyExprMutator):
                 is_read_once = len(readers.get(each.source, ())) == 1  # else it is looked up in any case
                 self._found[var] = each.after(self._found.get(each.source)) if is_read_once else each
         body = self.visit_with_new_scope(function.body)
-        params = [*function.params, *self._params.values()]
-        changed = relax.Function(params, body, function.ret_ty, function.is_pure, function.attrs)
-        self.builder_.update_func(self.builder_.get().get_global_var("main"), changed)
-        return transform.DeadCodeElimination()(transform.CanonicalizeBindings()(self.builder_.get()))
+        return with_more_params(self, function, body, [*self._params.values()])
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         found = self._found.get(binding.var)

@@ -165,6 +165,16 @@ def mutated(mutator: PyExprMutator, module: tvm.IRModule) -> tvm.IRModule:
     return mutator.builder_.get()
 
 
+def with_more_params(
+    mutator: PyExprMutator, function: relax.Function, body: relax.Expr, params: Sequence[relax.Var]
+) -> tvm.IRModule:
+    """The module of a mutator with another body for `main`, which has these parameters after its own."""
+    params = [*function.params, *params]
+    changed = relax.Function(params, body, function.ret_ty, function.is_pure, function.attrs)
+    mutator.builder_.update_func(mutator.builder_.get().get_global_var("main"), changed)
+    return transform.DeadCodeElimination()(transform.CanonicalizeBindings()(mutator.builder_.get()))
+
+
 def is_call(expr: relax.Expr | None, *operators: str) -> bool:
     """Whether an expression is a call of one of these Relax operators."""
     return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in operators

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax import op, transform
+from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph.fusion import Model
 from lib.graph.precision import sums_input_channels
 from lib.graph.reweight import shape_of
-from lib.graph.rewrite import CONTRACTIONS, alike, dtype, is_call
+from lib.graph.rewrite import CONTRACTIONS, alike, dtype, is_call, with_more_params
 from lib.graph.rules.quantization import SIGN
 from lib.machine.dots import Dot
 
@@ -44,10 +44,7 @@ class _Signer(PyExprMutator):
     def rewritten(self, function: relax.Function) -> tvm.IRModule:
         """The module with its `main` rewritten."""
         body = self.visit_with_new_scope(function.body)
-        params = [*function.params, *self._params]
-        changed = relax.Function(params, body, function.ret_ty, function.is_pure, function.attrs)
-        self.builder_.update_func(self.builder_.get().get_global_var("main"), changed)
-        return transform.DeadCodeElimination()(transform.CanonicalizeBindings()(self.builder_.get()))
+        return with_more_params(self, function, body, self._params)
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(old)

@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
-import tvm
-from tvm import relax
 from tvm.relax import op
 
 from lib.graph import precision
-from lib.graph.fusion import Model
 from lib.machine.dots import AMX_BF16, AMX_INT8
 from tests.lib.graph.test_lines import convolved
-from tests.lib.graph.test_precision import model, rounded, run
+from tests.lib.graph.test_precision import model, of_bytes, rounded, run
 
 
 def convolution(groups, **attrs):
@@ -58,14 +55,7 @@ def test_groups_of_few_channels_are_merged_and_compute_the_same(cpu, groups, cha
 
 def test_bytes_are_numpys_to_the_last_bit(cpu):
     image, kernel, groups = (1, 5, 6, 32), (3, 3, 4, 32), 8
-    rng, builder = np.random.default_rng(0), relax.BlockBuilder()
-    params = [relax.Var("x", relax.TensorType(image, "uint8")), relax.Var("w", relax.TensorType(kernel, "int8"))]
-    with builder.function("main", params):
-        with builder.dataflow():
-            result = builder.emit_output(convolution(groups, out_dtype="int32")(builder, *params))
-        builder.emit_func_output(result)
-    x, w = rng.integers(0, 256, image).astype(np.uint8), rng.integers(-128, 128, kernel).astype(np.int8)
-    plain = Model(tvm.IRModule({"main": builder.get()["main"].with_attr("num_input", 1)}), {"w": w})
+    plain, x, w = of_bytes(image, kernel, convolution(groups, out_dtype="int32"))
 
     merged = precision.in_quads(plain, 16, AMX_INT8)
 

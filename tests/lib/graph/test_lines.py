@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
-import tvm
-from tvm import relax
 from tvm.relax import op
 
 from lib.graph import precision
-from lib.graph.fusion import Model
 from lib.graph.lines import FUNCTION
 from lib.graph.rewrite import CHANNELS_LAST
 from lib.machine.dots import AMX_BF16, AMX_INT8
-from tests.lib.graph.test_precision import functions, model, rounded, run
+from tests.lib.graph.test_precision import functions, model, of_bytes, rounded, run
 
 
 def convolved(x, w, strides, padding):
@@ -74,15 +71,7 @@ def test_groups_that_are_merged_to_one_are_summed_by_lines_as_well(cpu):
 
 def test_bytes_are_numpys_to_the_last_bit(cpu):
     image, kernel, strides, padding = (1, 10, 10, 3), (3, 3, 3, 16), (2, 2), (1, 1, 1, 1)
-    rng, builder = np.random.default_rng(0), relax.BlockBuilder()
-    params = [relax.Var("x", relax.TensorType(image, "uint8")), relax.Var("w", relax.TensorType(kernel, "int8"))]
-    with builder.function("main", params):
-        with builder.dataflow():
-            made = convolution(strides, padding, out_dtype="int32")(builder, *params)
-            result = builder.emit_output(made)
-        builder.emit_func_output(result)
-    x, w = rng.integers(0, 256, image).astype(np.uint8), rng.integers(-128, 128, kernel).astype(np.int8)
-    plain = Model(tvm.IRModule({"main": builder.get()["main"].with_attr("num_input", 1)}), {"w": w})
+    plain, x, w = of_bytes(image, kernel, convolution(strides, padding, out_dtype="int32"))
 
     by_lines = precision.in_quads(plain, 16, AMX_INT8)
 
@@ -92,16 +81,12 @@ def test_bytes_are_numpys_to_the_last_bit(cpu):
 
 def test_a_border_of_the_zero_point_is_a_part_of_the_convolution(cpu):
     image, kernel, zero = (1, 10, 11, 3), (3, 3, 3, 16), 90
-    rng, builder = np.random.default_rng(0), relax.BlockBuilder()
-    params = [relax.Var("x", relax.TensorType(image, "uint8")), relax.Var("w", relax.TensorType(kernel, "int8"))]
-    with builder.function("main", params):
-        with builder.dataflow():
-            around = builder.emit(op.nn.pad(params[0], [0, 0, 1, 2, 1, 1, 0, 0], "constant", float(zero)))
-            made = convolution((2, 1), (0, 0, 0, 0), out_dtype="int32")(builder, around, params[1])
-            result = builder.emit_output(made)
-        builder.emit_func_output(result)
-    x, w = rng.integers(0, 256, image).astype(np.uint8), rng.integers(-128, 128, kernel).astype(np.int8)
-    plain = Model(tvm.IRModule({"main": builder.get()["main"].with_attr("num_input", 1)}), {"w": w})
+
+    def padded_by_itself(builder, x, w):
+        around = builder.emit(op.nn.pad(x, [0, 0, 1, 2, 1, 1, 0, 0], "constant", float(zero)))
+        return convolution((2, 1), (0, 0, 0, 0), out_dtype="int32")(builder, around, w)
+
+    plain, x, w = of_bytes(image, kernel, padded_by_itself)
 
     by_lines = precision.in_quads(plain, 16, AMX_INT8)
 

@@ -32,6 +32,18 @@ def model(shapes, build, n_inputs=1):
     return Model(tvm.IRModule({"main": main}), {name: weights[name] for name in list(weights)[n_inputs:]})
 
 
+def of_bytes(image, kernel, build):
+    """What `build` makes of unsigned bytes `x` and a weight `w` of signed ones, with values for both."""
+    rng, builder = np.random.default_rng(0), relax.BlockBuilder()
+    params = [relax.Var("x", relax.TensorType(image, "uint8")), relax.Var("w", relax.TensorType(kernel, "int8"))]
+    with builder.function("main", params):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder, *params))
+        builder.emit_func_output(result)
+    x, w = rng.integers(0, 256, image).astype(np.uint8), rng.integers(-128, 128, kernel).astype(np.int8)
+    return Model(tvm.IRModule({"main": builder.get()["main"].with_attr("num_input", 1)}), {"w": w}), x, w
+
+
 def convolution(x, w, **attrs):
     return op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="HWIO", **attrs)
 
