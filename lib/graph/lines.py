@@ -16,6 +16,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax import op
 
 from lib.graph import patterns, reweight
+from lib.graph.padding import taken_in
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONVOLUTIONS, dtype, is_call, is_channels_last
 from lib.machine.dots import Matrix
@@ -55,13 +56,10 @@ def _by_lines(more: int, kind: str, weight: np.ndarray) -> np.ndarray:
 
 
 def _emit(matrix: Matrix, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
-    (data, weight), padding, value = args, [int(n) for n in call.attrs.padding], 0
+    data, weight = args
     if dtype(data) != matrix.dot.data:
         data = builder.emit(op.astype(data, matrix.dot.data))
-    around = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
-    if around is not None and not any(padding) and _is_around_pixels(around):
-        widths = [int(n) for n in around.attrs.pad_width][2:-2]
-        data, padding, value = around.args[0], [*widths[::2], *widths[1::2]], int(around.attrs.pad_value)
+    data, padding, value = taken_in(builder, data, [int(n) for n in call.attrs.padding])
     *outer, width, channels = shape_of(data)
     lines = builder.emit(op.reshape(data, (*outer, width * channels)))
     steps = [int(n) for n in call.attrs.strides]
@@ -69,14 +67,6 @@ def _emit(matrix: Matrix, builder: relax.BlockBuilder, call: relax.Call, args: S
         partial(_convolution, matrix.dot.sums, shape_of(call), steps, channels, value), lines, weight, padding,
         primfunc_name_hint=_name(steps), primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
-
-
-def _is_around_pixels(expr: relax.Expr) -> bool:
-    """Whether an operator puts a constant around images: the zero point of bytes (`lib.graph.rules.quantization`)."""
-    if not is_call(expr, "relax.nn.pad") or str(expr.attrs.pad_mode) != "constant":
-        return False
-    widths = [int(n) for n in expr.attrs.pad_width]
-    return not any([*widths[:2], *widths[-2:]])
 
 
 def _convolution(

@@ -5,6 +5,7 @@ with an operator `pad` of their own, which FuseOps does not put into the kernel 
 written once more.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import tvm
@@ -23,6 +24,27 @@ def into_convolutions(module: tvm.IRModule) -> tvm.IRModule:
     if not any(_reads_bytes(function) for function in functions.values()):
         return module
     return relax.transform.DeadCodeElimination()(mutated(_Padder(module), module))
+
+
+def taken_in(
+    builder: relax.BlockBuilder, data: relax.Expr, padding: Sequence[int]
+) -> tuple[relax.Expr, Sequence[int], int]:
+    """What a convolution, channels last, may read in place of its data: these without the constant that an operator put
+    around their pixels, the padding to have then, before each axis of space and after each, and its value. Data that
+    are padded otherwise, or by the convolution itself, stay as they are."""
+    around = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
+    if around is None or any(padding) or not _is_around_pixels(around):
+        return data, padding, 0
+    widths = [int(n) for n in around.attrs.pad_width][2:-2]
+    return around.args[0], [*widths[::2], *widths[1::2]], int(around.attrs.pad_value)
+
+
+def _is_around_pixels(expr: relax.Expr) -> bool:
+    """Whether an operator puts a constant around images: the zero point of bytes (`lib.graph.rules.quantization`)."""
+    if not is_call(expr, "relax.nn.pad") or str(expr.attrs.pad_mode) != "constant":
+        return False
+    widths = [int(n) for n in expr.attrs.pad_width]
+    return not any([*widths[:2], *widths[-2:]])
 
 
 def _reads_bytes(function: object) -> bool:

@@ -22,7 +22,7 @@ from tvm import relax
 from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph import grouping, lines, packing, recurrence, reweight
+from lib.graph import grouping, lines, packing, recurrence, reweight, words
 from lib.graph.fusion import Model
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, groups_of, has_columns_last, is_call, rewrite, rule
@@ -60,11 +60,12 @@ def in_quads(model: Model, lanes: int, matrix: Matrix | None = None, *, packs: b
     Args:
         lanes: Of the machine's vectors.
         matrix: The instruction for matrices of bytes, if it has one.
-        packs: Whether there is one for products of two activations: unsigned bytes by signed ones.
+        packs: Whether there is one that multiplies unsigned bytes by signed ones, as activations are packed for.
     """
-    by_lines = [partial(lines.replacement, matrix, INT8.weights)] if matrix else []
+    otherwise: list[reweight.Choose] = [partial(lines.replacement, matrix, INT8.weights)] if matrix else []
+    otherwise += [partial(words.replacement, lanes)] if packs else []
     merged = _with_merged_groups(model, matrix, INT8.weights)
-    found = reweight.replaced(merged, [*by_lines, partial(_quads, matrix)])
+    found = reweight.replaced(merged, [*otherwise, partial(_quads, matrix)])
     return _with_activations_in_floats(packing.pack(found, INT8, lanes) if packs else found)
 
 

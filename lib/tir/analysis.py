@@ -142,10 +142,31 @@ def added_factors(block: SBlock) -> tuple[Any, Any] | None:
     term = summand(block)
     if not isinstance(term, tirx.Mul):
         return None
-    a, b = without_casts(term.a), without_casts(term.b)
+    a, b = map(_factor, (term.a, term.b))
     if not all(isinstance(x, tvm.ir.TensorLoad) for x in (a, b)) or a.source.same_as(b.source):
         return None
     return a, b
+
+
+def _factor(expr: Any) -> Any:
+    words = words_of(expr)
+    return without_casts(expr) if words is None else words
+
+
+def words_of(expr: Any) -> Any | None:
+    """The load of the word that an expression takes a byte of (`lib.graph.words`); None if it is another one."""
+    for operator in (tirx.BitwiseAnd, tirx.RShift):
+        expr = without_casts(expr)
+        if not isinstance(expr, operator):
+            return None
+        expr = expr.a
+    return expr if isinstance(expr, tvm.ir.TensorLoad) else None
+
+
+def of_words(block: SBlock) -> bool:
+    """Whether a block adds products of bytes, four of which are in each word of what it reads."""
+    term = summand(block) if isinstance(stored(block).value, tirx.Add) else None
+    return isinstance(term, tirx.Mul) and any(words_of(factor) is not None for factor in (term.a, term.b))
 
 
 def weight_and_data(block: SBlock) -> tuple[Any, Any] | None:

@@ -84,13 +84,15 @@ def _instruction(loop: tirx.For) -> tirx.Stmt | None:
     sums = [analysis.replaced(index, bound) for index in store.indices]
     loads = [(load.source, [analysis.replaced(index, bound) for index in load.indices]) for load in operands]
     strides = [_strides(indices, tensor.ty.shape, variables) for tensor, indices in loads]
-    if sorted(strides) != [(0, 1), (dot.depth, 1)] or _strides(sums, store.buffer.shape, variables) != (1, 0):
+    are_words = analysis.of_words(realization.block)
+    of_data = (1, 0) if are_words else (0, 1)  # a word for each lane, or the same neighbours for all
+    if sorted(strides) != [of_data, (dot.depth, 1)] or _strides(sums, store.buffer.shape, variables) != (1, 0):
         return None
-    data, weights = loads if strides[0] == (0, 1) else loads[::-1]
+    data, weights = loads if strides[0] == of_data else loads[::-1]
     zeros = {var: tirx.IntImm(var.ty.dtype, 0) for var in variables}
     at = _vector_indices(sums, zeros, lanes)
-    value = _call(dot, tirx.BufferLoad(store.buffer, at), _vector(data, zeros, dot.depth),
-                  _vector(weights, zeros, dot.depth * lanes), lanes)  # fmt: skip
+    own = _vector(data, zeros, lanes) if are_words else _for_all_lanes(_vector(data, zeros, dot.depth), lanes)
+    value = _call(dot, tirx.BufferLoad(store.buffer, at), own, _vector(weights, zeros, dot.depth * lanes), lanes)
     # BF16ComputeLegalize makes float32 of the tensors within a program, unless somebody asks where they lie.
     kept = [tirx.Evaluate(tensor.data) for tensor, _ in loads]
     stored = tirx.SeqStmt([*kept, tirx.BufferStore(store.buffer, value, at)])
@@ -118,17 +120,21 @@ def _vector_indices(indices: Sequence[Any], zeros: dict[Any, Any], length: int) 
     return [*outer, tirx.Ramp(last, tirx.IntImm(last.ty.dtype, 1), length)]
 
 
+def _for_all_lanes(data: Any, lanes: int) -> Any:
+    """The `depth` elements of a vector as a word for each lane."""
+    return tirx.Broadcast(tirx.call_intrin("int32", "tirx.reinterpret", data), lanes)
+
+
 def _call(dot: Dot, sums: Any, data: Any, weights: Any, lanes: int) -> Any:
     """The sums, and what is added to them.
 
     Args:
-        sums: A vector of so many lanes; `data`: `depth` elements for all of them; `weights`: `depth` for each.
+        sums: A vector of so many lanes; `data`: a word of `depth` elements for each; `weights`: as many.
     """
     elements = dot.depth * lanes
-    same = tirx.Broadcast(tirx.call_intrin("int32", "tirx.reinterpret", data), lanes)
     if dot.data == "bfloat16":
-        pairs = [tirx.call_intrin(f"uint16x{elements}", "tirx.reinterpret", each) for each in (same, weights)]
+        pairs = [tirx.call_intrin(f"uint16x{elements}", "tirx.reinterpret", each) for each in (data, weights)]
         return tirx.call_pure_extern(f"float32x{lanes}", f"{dot.name}_{lanes}", sums, *pairs)
-    quads = tirx.call_intrin(f"{dot.data}x{elements}", "tirx.reinterpret", same)
+    quads = tirx.call_intrin(f"{dot.data}x{elements}", "tirx.reinterpret", data)
     name = f"llvm.x86.avx512.{dot.name}.{32 * lanes}" if dot == INT8 else f"llvm.aarch64.neon.{dot.name}"
     return tirx.call_llvm_pure_intrin(f"int32x{lanes}", name, sums, quads, weights)

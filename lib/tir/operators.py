@@ -13,6 +13,7 @@ The core operator of computations that can be written in several ways:
 | 1x1 convolution, with or without a stride | `conv2d_1x1`; as a product of a reshaped image: `matmul` |
 | convolution whose kernel is the whole image | `conv2d`; as a dense layer: `matmul` |
 | grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
+| depthwise convolution of bytes as `lib.graph.words` has it | `depthwise_conv2d_int8` |
 | 3x3 or 3x3x3 convolution as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
 | transposed convolution as `lib.graph.rules.transposed` has it | `matmul` or `conv2d` |
 | another transposed convolution | `transposed_conv2d`: TVM flips the kernel and convolves the spread-out input |
@@ -154,6 +155,8 @@ def _reduction(block: SBlock) -> str:
         return "min_pool" if slides else "reduce_min"
     if not isinstance(store.value, tirx.Add):
         return "reduce_prod" if isinstance(store.value, tirx.Mul) else "reduce"
+    if analysis.of_words(block):
+        return "depthwise_conv2d_int8"
     product = analysis.factors(block)
     if product is not None:
         narrow = str(product[0].source.dtype)

@@ -8,6 +8,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
 
+from lib.machine.dots import INT8
 from lib.tir import analysis
 from lib.tir.operators import operator
 
@@ -76,8 +77,9 @@ def window_roles(block: SBlock) -> Roles | None:
     column = store.indices[-1]
     loads = analysis.loaded(store)
     extents = analysis.extents(block)
+    is_of_words = analysis.of_words(block)
     channels = [
-        {var for var in analysis.variables([load.indices[-1]]) if var.same_as(column) or extents[var] > 1}
+        {var for var in analysis.variables([_channel(load, is_of_words)]) if var.same_as(column) or extents[var] > 1}
         for load in loads
     ]
     if column not in axes or any(found != {column} for found in channels):
@@ -86,6 +88,12 @@ def window_roles(block: SBlock) -> Roles | None:
     rows = tuple(n for n in analysis.spatial_axes(block) if n != columns)
     reduction = tuple(analysis.reduction_axes(block))
     return Roles((), rows, columns, reduction) if len(rows) >= 2 and reduction else None
+
+
+def _channel(load: Any, is_of_words: bool) -> Any:
+    """The index of a load along the channels: the last one, but that of weights which words are multiplied by, where
+    the bytes of one come last."""
+    return load.indices[-2 if is_of_words and str(load.source.dtype) == INT8.weights else -1]
 
 
 def row_extents(block: SBlock) -> tuple[int, ...] | None:

@@ -4,9 +4,13 @@ In NHWC, channels are contiguous and fill vectors. A register tile of neighbouri
 at once, its window unrolled, so that what the windows of neighbours share is loaded once. There is little arithmetic
 for each element that is loaded; what decides is where the padded image is computed: before all else, by each parallel
 task for itself, or not at all, with the border checked at each access.
+
+Of bytes, lines may have been brought side by side in words (`lib.graph.words`): these are made in each task, line by
+line, and an instruction multiplies the four bytes of each.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import tvm
@@ -14,23 +18,28 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from lib.machine.dots import INT8
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import primitives, tiling
 from lib.search.spaces.roles import Roles, window_roles
 from lib.search.spaces.space import feasible
-from lib.tir import analysis
+from lib.tir import analysis, dot
 
 _MAX_PIXELS, _MAX_VECTORS = 14, 4  # in a register tile
 _MAX_UNROLLED = 25  # positions of a window
 _BEFORE, _IN_TASK, _INLINE = "before", "in task", "inline"  # places to compute the padding
 
 
-def fits(workload: tvm.IRModule, target: Target) -> bool:
+def fits(workload: tvm.IRModule, target: Target, words: bool = False) -> bool:
     """Whether the space has programs of a workload: one such window, with element-wise blocks around it, and channels
-    that fill vectors."""
+    that fill vectors.
+
+    Args:
+        words: Windows over words alone, or over all else.
+    """
     reduction = analysis.only_reduction(workload["main"])
     roles = window_roles(reduction) if reduction else None
-    if reduction is None or roles is None:
+    if reduction is None or roles is None or analysis.of_words(reduction) != words:
         return False
     channels = int(reduction.iter_vars[roles.columns].dom.extent)
     return tiling.lanes_for(channels, registers(target)) > 0
@@ -41,13 +50,22 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     roles = window_roles(schedule.get(block))
     if roles is None or len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
         return []
-    paddings = (_BEFORE, _IN_TASK, _INLINE) if schedule.get_producers(block) else (_BEFORE,)
+    paddings = (_BEFORE, _IN_TASK, _INLINE) if _producers(schedule, block)[1] else (_BEFORE,)
     transforms = [partial(_sketch, block=block, roles=roles, machine=machine, padding=padding) for padding in paddings]
     return feasible(schedule, transforms)
 
 
+def _producers(schedule: Schedule, block: SBlockRV) -> tuple[SBlockRV | None, Sequence[SBlockRV]]:
+    """What makes the words that a block multiplies, if it does; and the blocks that pad its image."""
+    found = schedule.get_producers(block)
+    if not analysis.of_words(schedule.get(block)):
+        return None, found
+    [words] = found
+    return words, schedule.get_producers(words)
+
+
 def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Registers, padding: str) -> None:
-    producers = schedule.get_producers(block)
+    words, producers = _producers(schedule, block)
     if padding == _INLINE:
         for producer in producers:
             schedule.compute_inline(producer)
@@ -70,16 +88,24 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
         within = [last]
     lines_0, lines_1 = primitives.sampled_split(schedule, line)
     window = [loops[n] for n in roles.reduction]
+    products = [window.pop()] if words else []
     tasks = [*outer, lines_0, columns_0]
-    schedule.reorder(*tasks, lines_1, *within, columns_1, *window, pixel, vector, lane)
+    schedule.reorder(*tasks, lines_1, *within, columns_1, *window, pixel, vector, lane, *products)
     task = schedule.fuse(*tasks)
     schedule.parallel(task)
-    schedule.vectorize(lane)
+    if words:
+        schedule.annotate(lane, dot.MARK, INT8.name)
+        schedule.unroll(*products)
+    else:
+        schedule.vectorize(lane)
     unrolled = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= _MAX_UNROLLED
     for loop in (*(window if unrolled else ()), pixel, vector):
         schedule.unroll(loop)
     schedule.reverse_compute_at(results, columns_1, preserve_unit_loops=True)
     primitives.vectorize_last(schedule, results, lanes)
+    if words:
+        schedule.compute_at(words, lines_1, preserve_unit_loops=True)
+        primitives.vectorize_last(schedule, words, lanes)
     for producer in producers:
         primitives.pad(schedule, producer, task if padding == _IN_TASK else None)
     initial = schedule.decompose_reduction(block, window[0])

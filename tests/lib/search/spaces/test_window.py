@@ -2,14 +2,20 @@ import re
 
 import numpy as np
 import pytest
-from tvm import te, topi
+from tvm import relax, te, tirx, topi
+from tvm.relax import op
 from tvm.s_tir import Schedule
 
+from lib.graph import fusion, precision
 from lib.graph.fusion import SCHEDULE_RULE, schedule_rules
 from lib.search.spaces import window
+from lib.tir import lowering
 from lib.tir.workload import as_workload
 from tests.helpers import matmul, run_on
+from tests.lib.graph.test_precision import of_bytes
+from tests.lib.graph.test_words import convolution, convolved
 from tests.lib.search.spaces.test_contraction import sampled
+from tests.lib.tir.test_dot import needs_vnni
 
 SIZE, CHANNELS = 14, 32
 
@@ -106,6 +112,48 @@ def test_every_program_of_a_depthwise_convolution_of_volumes_computes_it(cpu):
     for schedule in schedules:
         found = run_on(schedule.mod, cpu.tvm(), [volume, weight], np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "window_size", "stride", "channels"), [(14, 3, 1, 32), (12, 5, 2, 48), (9, 7, 1, 8)])
+def test_every_program_of_a_depthwise_convolution_of_bytes_computes_it(cpu, size, window_size, stride, channels):
+    workload, image, weight, expected = of_words(cpu, size, window_size, stride, channels)
+
+    schedules = sampled(workload, cpu)
+
+    assert window.fits(workload, cpu.tvm(), words=True)
+    assert len(schedules) > 6
+    for schedule in schedules:
+        found = run_on(schedule.mod, cpu.tvm(), [image, weight], np.zeros(expected.shape, np.float32))
+        np.testing.assert_array_equal(found, expected)
+
+
+@needs_vnni
+def test_words_are_made_in_each_task_and_multiplied_by_one_instruction(cpu):
+    workload, *_ = of_words(cpu, 14, 3, 1, 32)
+
+    for schedule in sampled(workload, cpu):
+        text = schedule.mod.script()
+        built = lowering.build(schedule.mod, cpu.tvm())
+        assert text.rindex("T.parallel(") < text.index('T.sblock("words")') < text.index("conv2d_by_words_update")
+        assert "vpdpbusd" in built.inspect_source("s")
+        assert "vpmulld" not in built.inspect_source("s")
+
+
+def of_words(cpu, size, window_size, stride, channels):
+    """A depthwise convolution of bytes as `lib.graph.words` has it, and twice its sums as floats; an image, a weight in
+    its order, and what comes of them."""
+    strides, padding = (stride, stride), (window_size // 2,) * 4
+    convolve = convolution(channels, strides, padding)
+
+    def build(builder, x, w):
+        sums = builder.emit(op.astype(builder.emit(convolve(builder, x, w)), "float32"))
+        return op.multiply(sums, relax.const(2.0, "float32"))
+
+    plain, x, w = of_bytes((1, size, size, channels), (window_size, window_size, 1, channels), build)
+    by_words = precision.in_quads(plain, 16)
+    fused = fusion.fuse(by_words.module, cpu.tvm())
+    [function] = [each for _, each in fused.functions_items() if isinstance(each, tirx.PrimFunc)]
+    return as_workload(function), x, by_words.weights["w"], 2.0 * convolved(x, w, strides, padding)
 
 
 def test_the_padding_is_made_before_or_in_tasks_or_not_at_all(cpu):
