@@ -10,6 +10,7 @@ from lib.graph import fusion, precision
 from lib.graph.fusion import SCHEDULE_RULE, schedule_rules
 from lib.search.spaces import window
 from lib.tir import lowering
+from lib.tir.operators import core_operator, operators
 from lib.tir.workload import as_workload
 from tests.helpers import matmul, run_on
 from tests.lib.graph.test_precision import of_bytes
@@ -121,6 +122,7 @@ def test_every_program_of_a_depthwise_convolution_of_bytes_computes_it(cpu, size
     schedules = sampled(workload, cpu)
 
     assert window.fits(workload, cpu.tvm(), words=True)
+    assert core_operator(operators(workload)) == "depthwise_conv2d_int8"
     assert len(schedules) > 6
     for schedule in schedules:
         found = run_on(schedule.mod, cpu.tvm(), [image, weight], np.zeros(expected.shape, np.float32))
