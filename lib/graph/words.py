@@ -28,7 +28,7 @@ _BITS = 8  # of a byte
 def replacement(lanes: int, call: relax.Call) -> Replacement | None:
     """Of a depthwise convolution in NHWC whose window has several lines and columns; its channels must fill vectors."""
     types = tuple(map(dtype, (*call.args[:2], call))) if is_call(call, "relax.nn.conv2d") else ()
-    if types != (INT8.data, INT8.weights, INT8.sums) or not is_channels_last(call):
+    if types != (INT8.data, INT8.weights, INT8.sums) or not is_channels_last(call) or not shape_of(call):
         return None
     lines, columns, inputs, channels = shape_of(call.args[1]) or (0, 0, 0, 0)
     if inputs != 1 or groups_of(call) != channels or min(lines, columns) < 2 or narrowed(lanes, channels) == 1:

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from tvm import relax, tirx
 from tvm.relax import op
 
-from lib.graph import precision
+from lib.graph import precision, words
 from lib.graph.rewrite import CHANNELS_LAST
 from lib.graph.words import FUNCTION
 from lib.machine.dots import AMX_INT8
@@ -36,7 +37,7 @@ def convolution(channels, strides=(1, 1), padding=(1, 1, 1, 1), dilation=(1, 1),
 
 
 @pytest.mark.parametrize(
-    ("image", "window", "strides", "padding", "dilation", "words"),
+    ("image", "window", "strides", "padding", "dilation", "n_words"),
     [
         ((1, 9, 11, 16), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
         ((2, 9, 12, 24), (5, 5), (2, 2), (2, 2, 2, 2), (1, 1), 2),
@@ -47,13 +48,13 @@ def convolution(channels, strides=(1, 1), padding=(1, 1, 1, 1), dilation=(1, 1),
     ],
     ids=["3x3", "5x5 by twos, a batch", "7x7", "dilated, padded unevenly", "whole words", "three words"],
 )
-def test_depthwise_convolutions_are_numpys_to_the_last_bit(cpu, image, window, strides, padding, dilation, words):
+def test_depthwise_convolutions_are_numpys_to_the_last_bit(cpu, image, window, strides, padding, dilation, n_words):
     channels = image[-1]
     plain, x, w = of_bytes(image, (*window, 1, channels), convolution(channels, strides, padding, dilation))
 
     by_words = precision.in_quads(plain, 16, AMX_INT8)
 
-    assert by_words.weights["w"].shape == (words, window[1], channels, 4)
+    assert by_words.weights["w"].shape == (n_words, window[1], channels, 4)
     assert any(FUNCTION in name for name, _ in functions(by_words, cpu))
     np.testing.assert_array_equal(run(by_words, [x], cpu), convolved(x, w, strides, padding, dilation))
 
@@ -80,6 +81,18 @@ def test_other_convolutions_stay_as_they_are(kernel, channels):
     plain, _, _ = of_bytes(image, kernel, convolution(channels))
 
     assert FUNCTION not in precision.in_quads(plain, 16).module.script()
+
+
+@pytest.mark.parametrize(("height", "is_replaced"), [(9, True), (tirx.Var("n", "int64"), False)])
+def test_images_of_any_size_keep_the_convolution(height, is_replaced):
+    builder, image = relax.BlockBuilder(), relax.Var("x", relax.TensorType((1, height, 9, 16), "uint8"))
+    weight = relax.Var("w", relax.TensorType((3, 3, 1, 16), "int8"))
+    with builder.function("main", [image, weight]):
+        sums = builder.emit(convolution(16)(builder, image, weight))
+        call = builder.lookup_binding(sums)
+        builder.emit_func_output(sums)
+
+    assert (words.replacement(16, call) is not None) == is_replaced
 
 
 def test_a_cpu_without_the_instruction_keeps_the_convolution():
