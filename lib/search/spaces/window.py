@@ -95,11 +95,10 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
     schedule.parallel(task)
     if words:
         schedule.annotate(lane, dot.MARK, INT8.name)
-        schedule.unroll(*products)
     else:
         schedule.vectorize(lane)
     unrolled = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= _MAX_UNROLLED
-    for loop in (*(window if unrolled else ()), pixel, vector):
+    for loop in (*(window if unrolled else ()), pixel, vector, *products):
         schedule.unroll(loop)
     schedule.reverse_compute_at(results, columns_1, preserve_unit_loops=True)
     primitives.vectorize_last(schedule, results, lanes)
