@@ -105,10 +105,9 @@ def choose(
     finalists = [p for p in past.fastest if p.trace != EMPTY_TRACE][: config.finalists]
     if not subgraph["tunable"]:
         return untuned
-    if not finalists and past.foretold:
-        return replace(
-            untuned, candidate_id=past.foretold[0].candidate_id, trace=past.foretold[0].trace, note=_FORETOLD
-        )
+    if not past.fastest and past.unmeasured:
+        best = past.unmeasured[0]
+        return replace(untuned, candidate_id=best.candidate_id, trace=best.trace, note=_FORETOLD)
     if not finalists:
         return replace(untuned, note="no candidate worked")
     near = sum(each.latency_s <= _NEAR * finalists[0].latency_s for each in finalists)
@@ -156,7 +155,7 @@ def without_wrong(
     for choice, subgraph in zip(choices, subgraphs, strict=True):
         past = so_far.of(choice.subgraph_id)
         if choice.note == _FORETOLD:
-            choice = _right(choice, subgraph["workload"], past.foretold, config, pool)
+            choice = _right(choice, subgraph["workload"], past.unmeasured, config, pool)
         elif choice.note == _ONCE and choice.trace:
             tuned = [each for each in past.fastest if each.trace != EMPTY_TRACE][: config.finalists]
             choice = _right(choice, subgraph["workload"], tuned, config, pool)

@@ -454,7 +454,7 @@ def test_a_run_whose_limit_comes_before_all_was_tried_takes_the_rest_as_models_f
     assert facts["max_error"] < 1e-4
 
     run, rows, facts = tune("--trials", "30")
-    assert not any("foretold" in row["note"] for row in rows)
+    assert not any("foretold" in row["note"] for row in rows), rows
     assert facts["n_trials"] >= 30
     assert facts["max_error"] < 1e-4
 

@@ -55,7 +55,7 @@ class SubgraphHistory:
     fill: float = 1.0  # of its last round: candidates found / asked for
     known: set[str] = field(default_factory=set)  # of all that was measured: hashes of programs, and digests of traces
     fastest: list[TimedCandidate] = field(default_factory=list)  # the best few, fastest first
-    foretold: list[Foretold] = field(default_factory=list)  # the best by score, where nothing was measured
+    foretold: list[Foretold] = field(default_factory=list)  # the best by score, when nothing was measured
     untuned_s: float | None = None
     n_recalled: int = 0  # of its trials, those of earlier runs
     n_refits: int = 0  # rounds that asked for programs with a given packing of weights
@@ -69,6 +69,11 @@ class SubgraphHistory:
     def was_tried(self) -> bool:
         """Whether a round asked for it, or something of it was recalled; nothing may have been found."""
         return bool(self.best_after)
+
+    @property
+    def unmeasured(self) -> list[Foretold]:
+        """What was foretold and not measured since: the best by score first."""
+        return [each for each in self.foretold if digests.of_trace(each.trace) not in self.known]
 
     @property
     def best_s(self) -> float:

@@ -6,9 +6,10 @@ import pytest
 import tvm
 
 from lib import winners
+from lib.contracts import digests
 from lib.search.evolution import sample
 from lib.tir.traces import EMPTY_TRACE
-from lib.tuning.history import History, SubgraphHistory, TimedCandidate
+from lib.tuning.history import Foretold, History, SubgraphHistory, TimedCandidate
 from lib.verification import CompileConfig
 from tests.helpers import CONDITIONS, matmul
 
@@ -47,6 +48,32 @@ def test_a_subgraph_that_got_no_faster_ships_the_untuned_schedule():
 
     assert (choice.candidate_id, choice.trace, choice.tuned_s) == (None, "", 1.0)
     assert choice.note == "none was faster than the untuned one"
+
+
+@pytest.mark.parametrize(
+    ("tried", "untuned_s", "chosen", "note"),
+    [
+        ((), None, "a", "foretold, not measured"),
+        (("a",), None, "b", "foretold, not measured"),
+        (("a",), 1.0, None, "no candidate worked"),
+        (("a", "b"), None, None, "no candidate worked"),
+    ],
+)
+def test_what_was_foretold_is_taken_until_it_was_tried_and_failed_or_the_untuned_one_works(
+    tried, untuned_s, chosen, note
+):
+    foretold = [Foretold(name, f'"{name}"', "evolved") for name in ("a", "b")]
+    known = {digests.of_trace(f'"{name}"') for name in tried}
+    fastest = [TimedCandidate(untuned_s, "untuned", EMPTY_TRACE)] if untuned_s else []
+    so_far = History(
+        subgraphs={"s": SubgraphHistory(fastest=fastest, untuned_s=untuned_s, foretold=foretold, known=known)}
+    )
+
+    [choice] = winners.without_wrong(
+        [winners.choose(SUBGRAPH, so_far, QUICK, FakePool([]))], [SUBGRAPH], so_far, QUICK, FakePool([])
+    )
+
+    assert (choice.candidate_id, choice.note) == (chosen, note)
 
 
 @pytest.mark.parametrize("error", [0.5, None])
