@@ -14,6 +14,7 @@ from lib.graph.rules import (
     movement,
     normalization,
     pooling,
+    products,
     quantization,
     resizing,
     shuffling,
@@ -24,6 +25,7 @@ from lib.graph.rules import (
 RULES = [
     *constants.RULES,
     *arithmetic.RULES,
+    *products.RULES,
     *attention.RULES,  # before movement, which would rewrite the patterns that they match
     *movement.RULES,
     *normalization.RULES,

@@ -16,6 +16,7 @@ from tvm.relax.analysis import udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph.rewrite import Rewriter, Rule, constant, dtype, is_call, rule, static_shape, value_of
+from lib.graph.rules.products import CONTEXT
 
 _HEADS_FIRST = [0, 2, 1, 3]
 _SMALLEST = 3  # layers that are worth a join
@@ -29,7 +30,7 @@ def context_by_tokens(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
         return None
     if not _same_heads(rewriter, *product.args):
         return None
-    return op.einsum((product.args[0], product.args[1]), "bhnm,bhms->bnhs")
+    return op.einsum((product.args[0], product.args[1]), CONTEXT)
 
 
 @rule("relax.matmul")

@@ -1,0 +1,152 @@
+"""Einsums as products, and relative positions of images as columns of attention's products.
+
+Shapes: b batch and heads, n = h w queries, m = k l keys, c size of a head.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
+
+CONTEXT = "bhnm,bhms->bnhs"  # attention's second product as this project writes it: no other einsum is left
+
+
+@rule("relax.einsum")
+def product_of_einsum(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """An einsum of two tensors, of which each axis is of the result or summed over, as one product of matrices."""
+    operands, text = rewriter.fields(call.args[0]), str(call.attrs.subscripts).replace(" ", "")
+    if operands is None or len(operands) != 2 or text == CONTEXT or not _is_plain(text):
+        return None
+    shapes = [rewriter.shape(each) for each in operands]
+    if shapes[0] is None or shapes[1] is None or dtype(operands[0]) != dtype(operands[1]):
+        return None
+    (first, second), result = text.partition("->")[0].split(","), text.partition("->")[2]
+    extents = dict(zip(first + second, shapes[0] + shapes[1], strict=True))
+    if any(extents[axis] != extent for axis, extent in zip(first, shapes[0], strict=True)):
+        return None  # one is broadcast
+    batch = [axis for axis in result if axis in first and axis in second]
+    rows, columns = ([axis for axis in result if axis in own and axis not in batch] for own in (first, second))
+    depth = [axis for axis in first if axis not in result]
+    left = _as_matrices(rewriter, operands[0], first, (batch, rows, depth), extents)
+    right = _as_matrices(rewriter, operands[1], second, (batch, depth, columns), extents)
+    product = rewriter.emit(op.matmul(left, right))
+    made = [*batch, *rows, *columns]
+    apart = rewriter.emit(op.reshape(product, [extents[axis] for axis in made]))
+    return op.permute_dims(apart, [made.index(axis) for axis in result]) if made != list(result) else apart
+
+
+def _is_plain(text: str) -> bool:
+    """Whether no axis is met twice in a tensor, and each in both tensors, or in one of them and the result."""
+    inputs, arrow, result = text.partition("->")
+    first, _, second = inputs.partition(",")
+    summed = (set(first) & set(second)) - set(result)
+    return (
+        bool(arrow and summed)
+        and inputs.replace(",", "").isalpha()
+        and all(len(set(axes)) == len(axes) for axes in (first, second, result))
+        and set(first) | set(second) == set(result) | summed
+    )
+
+
+def _as_matrices(
+    rewriter: Rewriter, tensor: relax.Expr, axes: str, parts: tuple[Sequence[str], ...], extents: dict[str, int]
+) -> relax.Expr:
+    """A tensor with its batches first, each as it is, then two axes of the others."""
+    batch, *others = parts
+    order = [axes.index(axis) for axis in [*batch, *others[0], *others[1]]]
+    shape = [extents[axis] for axis in batch] + [math.prod(extents[axis] for axis in part) for part in others]
+    if (value := rewriter.value(tensor)) is not None:
+        return constant(value.transpose(order).reshape(shape))
+    moved = rewriter.emit(op.permute_dims(tensor, order)) if order != sorted(order) else tensor
+    return rewriter.emit(op.reshape(moved, shape)) if rewriter.shape(moved) != tuple(shape) else moved
+
+
+@rule("relax.reshape")
+def positions_as_columns(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Scores of images' attention with decomposed relative positions, as one product.
+
+    `scores[b, h, w, k, l] + rows[b, h, w, k] + columns[b, h, w, l]` is a product of wider query and keys: rows and
+    columns stand beside the query, and beside the keys which row and column of the image each of them has. So nothing
+    of the size of scores is written (MViT v2, arXiv 2112.01526, equation 4; ViTDet and SAM have the same).
+    """
+    shape, terms = rewriter.shape(call), _terms(rewriter, call.args[0])
+    products = [found for each in terms if (found := _scores(rewriter, each)) is not None]
+    if shape is None or len(products) != 1 or len(terms) < 2 or rewriter.shape(products[0]) != shape:
+        return None
+    return _wider(rewriter, products[0], [each for each in terms if _scores(rewriter, each) is None], call.args[0])
+
+
+@rule("relax.add")
+def positions_apart_as_columns(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """The same, where positions are summed before they are added to the scores."""
+    for scores, positions in (tuple(call.args), tuple(call.args)[::-1]):
+        product, reshape = rewriter.calls(scores, "relax.matmul"), rewriter.calls(positions, "relax.reshape")
+        if product is None or reshape is None or not rewriter.read_once(scores):
+            continue
+        if rewriter.shape(call) == rewriter.shape(product) == rewriter.shape(reshape):
+            found = _wider(rewriter, product, _terms(rewriter, reshape.args[0]), reshape.args[0])
+            if found is not None:
+                return found
+    return None
+
+
+def _terms(rewriter: Rewriter, expr: relax.Expr) -> list[relax.Expr]:
+    """What is added up to an expression."""
+    total = rewriter.calls(expr, "relax.add")
+    if total is None or not rewriter.read_once(expr):
+        return [expr]
+    return [term for part in total.args for term in _terms(rewriter, part)]
+
+
+def _scores(rewriter: Rewriter, expr: relax.Expr) -> relax.Call | None:
+    """The product of two activations that was reshaped to the scores of an image."""
+    reshape = rewriter.calls(expr, "relax.reshape")
+    if reshape is None or not rewriter.read_once(expr) or not rewriter.read_once(reshape.args[0]):
+        return None
+    return rewriter.calls(reshape.args[0], "relax.matmul")
+
+
+def _wider(
+    rewriter: Rewriter, product: relax.Call, positions: Sequence[relax.Expr], total: relax.Expr
+) -> relax.Expr | None:
+    """A product with columns for its positions, which are broadcast to a total of (..., h, w, k, l)."""
+    query, keys = product.args
+    shapes, wide = (rewriter.shape(query), rewriter.shape(keys)), rewriter.shape(total)
+    if shapes[0] is None or shapes[1] is None or wide is None or shapes[0][:-2] != shapes[1][:-2]:
+        return None
+    batch, n, m = shapes[0][:-2], shapes[0][-2], shapes[1][-1]
+    if wide[:-4] != batch or wide[-4] * wide[-3] != n or wide[-2] * wide[-1] != m or len(wide) != len(batch) + 4:
+        return None
+    if rewriter.value(query) is not None or rewriter.value(keys) is not None or dtype(query) != dtype(product):
+        return None
+    places = [_places(rewriter.shape(each), wide) for each in positions]
+    known = [each for each in places if each is not None]
+    if len(known) < max(1, len(places)):
+        return None
+    beside = [
+        rewriter.emit(op.reshape(each, (*batch, n, len(place)))) for each, place in zip(positions, known, strict=True)
+    ]
+    place = constant(np.concatenate(known).astype(dtype(query)))
+    below = rewriter.emit(op.broadcast_to(place, (*batch, *rewriter.shape(place))))
+    return op.matmul(
+        rewriter.emit(op.concat([query, *beside], -1)), rewriter.emit(op.concat([keys, below], -2)),
+        out_dtype=dtype(product),
+    )  # fmt: skip
+
+
+def _places(shape: tuple[int, ...] | None, wide: tuple[int, ...]) -> np.ndarray | None:
+    """Which of an image's keys have which row, or column: (k, k l) or (l, k l), of zeros and ones; None for a tensor
+    that is no position of rows or columns."""
+    *_, height, width = wide
+    if shape == (*wide[:-1], 1):
+        return np.kron(np.eye(height), np.ones((1, width)))
+    if shape == (*wide[:-2], 1, width):
+        return np.kron(np.ones((1, height)), np.eye(width))
+    return None
+
+
+RULES: list[Rule] = [product_of_einsum, positions_as_columns, positions_apart_as_columns]
