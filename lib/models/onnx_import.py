@@ -4,13 +4,15 @@ import contextlib
 import io
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 import tvm
 from google.protobuf.message import DecodeError
+from tvm import relax
 from tvm.error import OpNotImplemented
 from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
@@ -184,11 +186,26 @@ def _pairwise() -> Iterator[None]:
                 kind._impl_v1 = own
 
 
+class _Einsum:
+    """As Relax's operator, which rules read (`lib.graph.rules.products`); TVM makes a loop nest of it."""
+
+    @classmethod
+    def get_converter(cls, _opset: int) -> Callable[..., relax.Expr]:
+        """See TVM's `OnnxOpConverter`."""
+        return cls._convert
+
+    @classmethod
+    def _convert(
+        cls, builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], given: Mapping[str, Any], _params: object
+    ) -> relax.Expr:
+        return builder.emit(relax.op.einsum(tuple(inputs), given["equation"].decode("utf-8")))
+
+
 @contextlib.contextmanager
-def _recurrent() -> Iterator[None]:
-    """With converters for the recurrent layers that were not taken apart; TVM has none."""
+def _more_operators() -> Iterator[None]:
+    """With converters for the recurrent layers that were not taken apart, of which TVM has none, and for einsums."""
     own = onnx_frontend._get_convert_map
-    onnx_frontend._get_convert_map = lambda: {**own(), **onnx_layers.CONVERTERS}
+    onnx_frontend._get_convert_map = lambda: {**own(), **onnx_layers.CONVERTERS, "Einsum": _Einsum}
     try:
         yield
     finally:
@@ -212,7 +229,7 @@ def _convert(proto: onnx.ModelProto, path: Path) -> tvm.IRModule:
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(told):
             warnings.simplefilter("ignore")
-            with _pairwise(), _recurrent(), _unchecked():
+            with _pairwise(), _more_operators(), _unchecked():
                 return from_onnx(proto)
     except OpNotImplemented as error:
         operators = str(error).rpartition(": ")[2].strip()

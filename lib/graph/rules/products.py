@@ -130,8 +130,8 @@ def _wider(
     beside = [
         rewriter.emit(op.reshape(each, (*batch, n, len(place)))) for each, place in zip(positions, known, strict=True)
     ]
-    place = constant(np.concatenate(known).astype(dtype(query)))
-    below = rewriter.emit(op.broadcast_to(place, (*batch, *rewriter.shape(place))))
+    place = np.concatenate(known).astype(dtype(query))
+    below = rewriter.emit(op.broadcast_to(constant(place), (*batch, *place.shape)))
     return op.matmul(
         rewriter.emit(op.concat([query, *beside], -1)), rewriter.emit(op.concat([keys, below], -2)),
         out_dtype=dtype(product),
