@@ -107,6 +107,20 @@ def choice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | N
     return op.permute_dims(rewriter.emit(chosen), to_channels_first(rank))
 
 
+@rule("relax.nn.max_pool2d", "relax.nn.avg_pool2d")
+def pooling_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Windows of what was NHWC before, in NHWC: where tokens are pooled as an image (MViT), no convolution is near."""
+    attrs = call.attrs
+    image = movement.channels_last(rewriter, call.args[0], 4)
+    if image is None or str(attrs.layout) != "NCHW":
+        return None
+    sizes = {key: [int(n) for n in getattr(attrs, key)] for key in ("pool_size", "strides", "padding", "dilation")}
+    pooled = getattr(op.nn, call.op.name.rpartition(".")[2])(
+        image, **sizes, ceil_mode=bool(attrs.ceil_mode), count_include_pad=bool(attrs.count_include_pad), layout="NHWC"
+    )
+    return op.permute_dims(rewriter.emit(pooled), to_channels_first(4))
+
+
 @rule("relax.take")
 def lookup_as_shuffle(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A lookup that takes from each group of channels in turn as what it came from, in NHWC: it has no indices to
@@ -164,5 +178,5 @@ def parts_as_channels(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
 
 
 BEFORE: list[Rule] = [shuffle_as_lookup, multiplier_apart]  # layouts are chosen
-AFTER: list[Rule] = [lookup_channels_last, slice_channels_last, choice_channels_last]
+AFTER: list[Rule] = [lookup_channels_last, slice_channels_last, choice_channels_last, pooling_channels_last]
 LAST: list[Rule] = [lookup_as_shuffle, parts_as_channels]

@@ -74,10 +74,12 @@ def positions_as_columns(rewriter: Rewriter, call: relax.Call) -> relax.Expr | N
     of the size of scores is written (MViT v2, arXiv 2112.01526, equation 4; ViTDet and SAM have the same).
     """
     shape, terms = rewriter.shape(call), _terms(rewriter, call.args[0])
-    products = [found for each in terms if (found := _scores(rewriter, each)) is not None]
-    if shape is None or len(products) != 1 or len(terms) < 2 or rewriter.shape(products[0]) != shape:
+    products = [_scores(rewriter, each, shape) for each in terms]
+    known = [product for product in products if product is not None]
+    if len(known) != 1 or len(terms) < 2:
         return None
-    return _wider(rewriter, products[0], [each for each in terms if _scores(rewriter, each) is None], call.args[0])
+    positions = [each for each, product in zip(terms, products, strict=True) if product is None]
+    return _wider(rewriter, known[0], positions, call.args[0])
 
 
 @rule("relax.add")
@@ -102,12 +104,13 @@ def _terms(rewriter: Rewriter, expr: relax.Expr) -> list[relax.Expr]:
     return [term for part in total.args for term in _terms(rewriter, part)]
 
 
-def _scores(rewriter: Rewriter, expr: relax.Expr) -> relax.Call | None:
-    """The product of two activations that was reshaped to the scores of an image."""
+def _scores(rewriter: Rewriter, expr: relax.Expr, shape: tuple[int, ...] | None) -> relax.Call | None:
+    """The product of some shape that was reshaped to the scores of an image."""
     reshape = rewriter.calls(expr, "relax.reshape")
     if reshape is None or not rewriter.read_once(expr) or not rewriter.read_once(reshape.args[0]):
         return None
-    return rewriter.calls(reshape.args[0], "relax.matmul")
+    product = rewriter.calls(reshape.args[0], "relax.matmul")
+    return None if product is None or shape is None or rewriter.shape(product) != shape else product
 
 
 def _wider(
@@ -130,12 +133,23 @@ def _wider(
     beside = [
         rewriter.emit(op.reshape(each, (*batch, n, len(place)))) for each, place in zip(positions, known, strict=True)
     ]
-    place = np.concatenate(known).astype(dtype(query))
-    below = rewriter.emit(op.broadcast_to(constant(place), (*batch, *place.shape)))
     return op.matmul(
-        rewriter.emit(op.concat([query, *beside], -1)), rewriter.emit(op.concat([keys, below], -2)),
+        rewriter.emit(op.concat([query, *beside], -1)),
+        _above(rewriter, keys, np.concatenate(known).astype(dtype(query))),
         out_dtype=dtype(product),
-    )  # fmt: skip
+    )
+
+
+def _above(rewriter: Rewriter, keys: relax.Expr, more: np.ndarray) -> relax.Expr:
+    """Keys of (..., c, m) with more rows after the c; where they are transposed for the product, joined before it."""
+    turned, shape = rewriter.calls(keys, "relax.permute_dims"), rewriter.shape(keys) or ()
+    rank = len(shape)
+    if turned is None or [int(axis) for axis in turned.attrs.axes or ()] != [*range(rank - 2), rank - 1, rank - 2]:
+        below = rewriter.emit(op.broadcast_to(constant(more), (*shape[:-2], *more.shape)))
+        return rewriter.emit(op.concat([keys, below], -2))
+    beside = rewriter.emit(op.broadcast_to(constant(more.T), (*shape[:-2], *more.T.shape)))
+    joined = rewriter.emit(op.concat([turned.args[0], beside], -1))
+    return rewriter.emit(op.permute_dims(joined, turned.attrs.axes))
 
 
 def _places(shape: tuple[int, ...] | None, wide: tuple[int, ...]) -> np.ndarray | None:

@@ -117,6 +117,22 @@ def test_a_choice_between_images_leaves_no_transposes(other):
     assert transposes_of_images(after) == 0
 
 
+@pytest.mark.parametrize("pool", [op.nn.max_pool2d, partial(op.nn.avg_pool2d, count_include_pad=True)])
+def test_tokens_that_are_pooled_as_an_image_are_not_transposed(pool):
+    """Between two layers of a transformer, far from any convolution; 13 tokens a line, so that windows are cut."""
+
+    def build(x, y, others):
+        image = op.permute_dims(op.reshape(y, (2, 6, 13, 8)), [0, 3, 1, 2])
+        pooled = pool(image, (3, 3), (2, 2), (1, 1, 1, 1), ceil_mode=True)
+        tokens = op.permute_dims(op.reshape(pooled, (2, 8, 4 * 7)), [0, 2, 1])
+        return op.add(op.sum(convolved(x)), op.add(others, tokens))
+
+    after = with_channels_last(build, IMAGE, (2, 78, 8), (2, 28, 8))
+
+    assert after.count("permute_dims") == 1  # for the convolution
+    assert after.count(f"nn.{getattr(pool, 'func', pool).__name__}") == 1
+
+
 def test_a_choice_by_something_else_stays_where_it_is():
     """A line of flags for each column broadcasts along other axes: nothing is known of it in NHWC."""
 

@@ -71,16 +71,34 @@ def apart(product, rows, columns):
 
 
 @pytest.mark.parametrize("add", [together, apart])
-def test_relative_positions_of_rows_and_columns_are_columns_of_a_product(add):
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_relative_positions_of_rows_and_columns_are_columns_of_a_product(add, is_turned):
     def build(query, keys, rows, columns):
+        keys = op.permute_dims(keys, [0, 1, 3, 2]) if is_turned else keys
         return op.nn.softmax(add(op.matmul(query, keys), rows, columns), -1)
 
-    before, after = becomes(RULES, build, QUERY, KEYS, ROWS, COLUMNS)
+    before, after = becomes(RULES, build, QUERY, (BATCH, HEADS, K * L, SIZE) if is_turned else KEYS, ROWS, COLUMNS)
 
     assert before.count("add") == 2
     assert sorted(each for each in after if each not in ("reshape", "expand_dims")) == [
-        "broadcast_to", "concat", "concat", "matmul", "nn.softmax",
+        "broadcast_to", "concat", "concat", "matmul", "nn.softmax", *["permute_dims"] * is_turned,
     ]  # fmt: skip
+
+
+def test_positions_that_are_products_themselves_are_told_from_scores():
+    """As one head of MViT v2 has them, where axes of one element are left out."""
+    shape = (1, 1, H, W, K, L)
+    one = (1, 1, H * W, K * L)
+
+    def build(query, keys, weights):
+        rows = op.reshape(op.matmul(op.reshape(query, (H, W, SIZE)), weights), (1, 1, H, W, K, 1))
+        total = op.add(op.reshape(op.matmul(query, keys), shape), rows)
+        return op.reshape(total, one)
+
+    _, after = becomes(RULES, build, (1, 1, H * W, SIZE), (1, 1, SIZE, K * L), (H, SIZE, K))
+
+    assert after.count("add") == 0
+    assert after.count("concat") == 2
 
 
 @pytest.mark.parametrize("add", [together, apart])
