@@ -116,7 +116,11 @@ class Rewriter(PyExprMutator):
 
     def read_once(self, expr: relax.Expr) -> bool:
         """Whether one operator alone reads it, so that the two may be rewritten as one."""
-        return isinstance(expr, relax.Var) and self._uses.get(expr, 1) == 1
+        return isinstance(expr, relax.Var) and self.readers(expr) == 1
+
+    def readers(self, expr: relax.Expr) -> int:
+        """How often operators read a variable; of one that was made in this pass, for all that is known, once."""
+        return self._uses.get(expr, 1)
 
     def emit(self, expr: relax.Expr) -> relax.Var:
         """Bind an intermediate result, so that its shape is known."""

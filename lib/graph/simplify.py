@@ -10,6 +10,7 @@ from lib.graph.rules import (
     attention,
     constants,
     convolution,
+    joins,
     layouts,
     movement,
     normalization,
@@ -33,6 +34,7 @@ RULES = [
     *convolution.RULES,
     *volumes.RULES,
     *pooling.RULES,
+    *joins.RULES,
     *resizing.RULES,
 ]
 
