@@ -72,6 +72,7 @@ _TIMM: dict[str, tuple[str, int]] = {
     "botnet": ("botnet26t_256", 256),
     "halonet": ("halonet26t", 256),
     "gmlp": ("gmlp_s16_224", 224),
+    "samvit": ("samvit_base_patch16_224", 224),
 }
 
 

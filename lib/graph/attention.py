@@ -33,6 +33,7 @@ _BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "relax.minimum": tirx.Min,
 }
 _CHOICE = "relax.where"
+_RANKS = (3, 4)  # of scores: of heads, or of batches and heads
 # Rows of values are filled up to a multiple, for the steps of a loop over them: the first one that adds few.
 _MULTIPLES, _FEW = (16, 4), 32
 
@@ -65,10 +66,10 @@ class _Step:
 
 def _fused(dot: Dot | None, lanes: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     shapes, factors = packing.of_activations(rewriter, call), packing.factors(rewriter, call)
-    if shapes is None or dtype(call) != _WIDE or len(shapes[0]) != 4:
+    if shapes is None or dtype(call) != _WIDE or len(shapes[0]) not in _RANKS:
         return None
-    softmax = rewriter.calls(factors[0], "relax.nn.softmax")
-    if softmax is None or int(softmax.attrs.axis) not in (-1, 3) or not rewriter.read_once(factors[0]):
+    softmax, rank = rewriter.calls(factors[0], "relax.nn.softmax"), len(shapes[0])
+    if softmax is None or int(softmax.attrs.axis) not in (-1, rank - 1) or not rewriter.read_once(factors[0]):
         return None
     found = _chain(rewriter, softmax.args[0], shapes[0])
     if found is None:
@@ -79,10 +80,11 @@ def _fused(dot: Dot | None, lanes: int, rewriter: Rewriter, call: relax.Call) ->
     masks = [each for step in steps for each in step.operands if rewriter.value(each) is None]
     read = [_mask(rewriter, mask, columns, wide) for mask in masks]
     shape = Shape(columns, shapes[1][-1], lanes, dot, call.op.name == "relax.einsum")
-    return rewriter.builder_.call_te(
+    found = rewriter.builder_.call_te(
         partial(attention, shape, _logits(rewriter, steps)), *tensors, *read,
         primfunc_name_hint=FUNCTION, primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
+    return found if rank == max(_RANKS) else op.reshape(rewriter.emit(found), (*shapes[0][:-1], shapes[1][-1]))
 
 
 def _chain(rewriter: Rewriter, expr: relax.Expr, shape: tuple[int, ...]) -> tuple[relax.Call, list[_Step]] | None:
@@ -128,7 +130,7 @@ def _tensors(
     rewriter: Rewriter, product: relax.Call, values: relax.Expr, dot: Dot | None, lanes: int
 ) -> list[relax.Expr]:
     """Query, keys and values, as `lib.tir.attention` takes them."""
-    query, keys = product.args
+    query, keys, values = (_in_four_axes(rewriter, each) for each in (*product.args, values))
     (*_, depth, columns), (*_, size) = static_shape(keys) or (), static_shape(values) or ()
     if dot:
         query, keys, values = (rewriter.emit(op.astype(each, dot.data)) for each in (query, keys, values))
@@ -139,6 +141,12 @@ def _tensors(
     if dot:
         keys, values = (packing.interleaved(rewriter, each, dot.depth) for each in (keys, values))
     return [query, keys, values]
+
+
+def _in_four_axes(rewriter: Rewriter, tensor: relax.Expr) -> relax.Expr:
+    """A tensor of heads alone, as of one batch: exporters join the two (SAM's heads, PyTorch's batched products)."""
+    shape = static_shape(tensor) or ()
+    return tensor if len(shape) == max(_RANKS) else rewriter.emit(op.reshape(tensor, (1, *shape)))
 
 
 def _more_rows(columns: int) -> int:

@@ -17,11 +17,11 @@ from tvm.relax import op
 from lib.graph import patterns, widen
 from lib.graph.fusion import Model
 from lib.graph.rewrite import Rewriter, Rule, dtype, rewrite, static_shape
+from lib.graph.rules.products import CONTEXT
 from lib.machine.dots import Dot
 from lib.machine.registers import narrowed
 
 FUNCTION = "packed_product"  # name of the functions, for people
-_CONTEXT = "bhnm,bhms->bnhs"  # as `lib.graph.rules.attention` writes it
 
 
 def pack(model: Model, dot: Dot, lanes: int, wide: str | None = None) -> Model:
@@ -54,7 +54,7 @@ def factors(rewriter: Rewriter, call: relax.Call) -> Sequence[relax.Expr]:
     """Those of a product; empty for an einsum that is not the one of attention."""
     if call.op.name == "relax.matmul":
         return list(call.args)
-    return (rewriter.fields(call.args[0]) or []) if str(call.attrs.subscripts) == _CONTEXT else []
+    return (rewriter.fields(call.args[0]) or []) if str(call.attrs.subscripts) == CONTEXT else []
 
 
 def _packed(dot: Dot, lanes: int, given: tuple[str, str], rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

@@ -109,6 +109,27 @@ def test_in_bf16_its_factors_are_rounded_and_nothing_else(cpu, others):
     np.testing.assert_allclose(run(found, given, cpu), wanted, rtol=2**-8, atol=1e-5)
 
 
+@pytest.mark.parametrize("mask", [(HEADS, TOKENS, TOKENS), (TOKENS, TOKENS), (HEADS, 1, TOKENS)])
+def test_heads_that_are_joined_with_batches_are_those_of_one_batch(cpu, mask):
+    """As PyTorch's batched products have them; a mask may be of each."""
+    shapes = [(HEADS, TOKENS, SIZE), (HEADS, SIZE, TOKENS), (HEADS, TOKENS, SIZE), mask]
+
+    def build(builder, x, y, z, added):
+        x, y, z = (builder.emit(op.nn.relu(each)) for each in (x, y, z))
+        scores = masked(builder, builder.emit(op.matmul(x, y)), added)
+        return op.matmul(builder.emit(op.nn.softmax(scores, -1)), z)
+
+    plain = model(shapes, build, n_inputs=4)
+    given = inputs_of(plain)
+
+    found = attention.fuse(plain, None, 16)
+
+    assert len(called(found, cpu)) == 1
+    factors = [np.maximum(each, 0)[None] for each in given[:3]]
+    [wanted] = in_numpy(lambda s, m: 0.25 * s + m, *factors, given[3]).swapaxes(1, 2)
+    np.testing.assert_allclose(run(found, given, cpu), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_a_weight_that_is_added_fills_vectors_once_when_the_model_is_compiled(cpu):
     plain = of_inputs(masked, (1, HEADS, TOKENS, TOKENS))
 
