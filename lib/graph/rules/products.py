@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
 
-CONTEXT = "bhnm,bhms->bnhs"  # attention's second product as this project writes it: no other einsum is left
+CONTEXT = "bhnm,bhms->bnhs"  # attention's second product, as rules write it: other einsums of two tensors are products
 
 
 @rule("relax.einsum")

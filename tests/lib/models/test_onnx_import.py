@@ -11,7 +11,7 @@ from tvm import relax
 
 from benchmarks import light
 from lib.contracts.errors import ModelError
-from lib.graph import fusion, inputs
+from lib.graph import attention, fusion, inputs
 from lib.graph.inputs import Values
 from lib.graph.subgraphs import extract_subgraphs
 from lib.models import onnx_external, onnx_import
@@ -88,6 +88,28 @@ def test_norms_scales_and_dropouts_leave_no_operator_behind(tmp_path, cpu):
         ["pad", "conv2d", "add", "max", "min"],  # the batch norm is the bias
     ]
     assert not {"sqrt", "rsqrt", "sub"} & {name for s in subgraphs for name in s.operators}
+
+
+def test_einsums_are_read_as_the_attention_that_they_are(tmp_path, cpu):
+    """As einops' users write it."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["v"]),
+        helper.make_node("Mul", ["x", "scale"], ["q"]),
+        helper.make_node("Einsum", ["q", "v"], ["scores"], equation="b h i d, b h j d -> b h i j"),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
+        helper.make_node("Einsum", ["weights", "v"], ["y"], equation="bhij,bhjd->bihd"),
+    ]
+    x = np.random.default_rng(0).normal(size=(2, 3, 7, 8)).astype(np.float32)
+    path = save(
+        tmp_path / "m.onnx", nodes, {"x": (TensorProto.FLOAT, x.shape)}, {"scale": np.array(0.3, np.float32)}, 4
+    )
+
+    model = onnx_import.load(path)
+
+    [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    np.testing.assert_allclose(run_untuned(model, cpu, [x]), expected, rtol=1e-5, atol=1e-6)
+    fused = attention.fuse(model, None, 16)
+    assert any(name.name_hint.startswith(attention.FUNCTION) for name in fused.module.get_global_vars())
 
 
 def test_weights_become_parameters(tmp_path):
