@@ -121,8 +121,10 @@ def _wider(
     shapes, wide = (rewriter.shape(query), rewriter.shape(keys)), rewriter.shape(total)
     if shapes[0] is None or shapes[1] is None or wide is None or shapes[0][:-2] != shapes[1][:-2]:
         return None
+    if min(len(shapes[0]), len(shapes[1])) < 2:
+        return None
     batch, n, m = shapes[0][:-2], shapes[0][-2], shapes[1][-1]
-    if wide[:-4] != batch or wide[-4] * wide[-3] != n or wide[-2] * wide[-1] != m or len(wide) != len(batch) + 4:
+    if len(wide) != len(batch) + 4 or wide[:-4] != batch or (wide[-4] * wide[-3], wide[-2] * wide[-1]) != (n, m):
         return None
     if rewriter.value(query) is not None or rewriter.value(keys) is not None or dtype(query) != dtype(product):
         return None

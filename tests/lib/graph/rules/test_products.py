@@ -121,3 +121,13 @@ def test_other_positions_stay(add, keys, rows, columns, is_read_twice):
     given = [QUERY, rows, columns] if not isinstance(keys, tuple) else [QUERY, keys, rows, columns]
 
     assert stays(RULES, build, *given)
+
+
+@pytest.mark.parametrize("rows", [(2,), ()], ids=["of rows", "of a vector"])
+def test_other_sums_of_products_stay(rows):
+    """As a recurrent layer that was taken apart has them: of a step's inputs and states."""
+
+    def build(x, y, h, weight):
+        return op.add(op.matmul(h, weight), op.reshape(op.add(x, y), (*rows, 3)))
+
+    assert stays(RULES, build, (1, *rows, 3), (1, *rows, 3), (*rows, 4), (4, 3))
