@@ -75,11 +75,12 @@ def _slices(
     rank = len(shapes[0])
     if value is None or value.ndim > rank:
         return None
-    axis = int(join.attrs.axis) % rank - (rank - value.ndim)
-    if axis < 0 or value.shape[axis] == 1:
+    axis = int(join.attrs.axis) % rank
+    own = axis - (rank - value.ndim)  # of the constant, which may have fewer axes
+    if own < 0 or value.shape[own] == 1:
         return [expr] * len(parts)
-    ends = np.cumsum([0, *(shape[int(join.attrs.axis) % rank] for shape in shapes)])
-    return [constant(np.take(value, range(begin, end), axis)) for begin, end in pairwise(ends)]
+    ends = np.cumsum([0, *(shape[axis] for shape in shapes)])
+    return [constant(np.take(value, range(begin, end), own)) for begin, end in pairwise(ends)]
 
 
 RULES: list[Rule] = [before_join, gate_before_join]
