@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from lib.contracts.errors import ConfigError, TargetError
-from lib.graph import attention, lookups, precision, reweight, signed, widen, winograd
+from lib.graph import attention, carrying, lookups, precision, reweight, signed, widen, winograd
 from lib.graph.fusion import Model
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
@@ -58,6 +58,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         model = precision.in_floats(model)
     elif not takes_unsigned:
         model = signed.in_signed(model, of_bytes[0])
+    if config.widen == "auto":
+        model = carrying.carried(model, machine.lanes, reads_all=is_narrow)
     choices: list[reweight.Choose] = []
     if config.winograd == "auto" and not (is_narrow and machine.matrices):  # whose products are cheaper than transforms
         choices.append(winograd.narrow_replacement if is_narrow else winograd.replacement)

@@ -2,7 +2,8 @@
 
 TVM computes a concatenation as a function of its own, with a branch for every element. Here each input is *placed*: a
 small function writes it to its channels of the joint tensor. FuseOps makes that part of the epilogue of the convolution
-that computes the input; the calls then write into one buffer, one after the other (`call_tir_inplace`).
+that computes the input; the calls then write into one buffer, one after the other (`call_tir_inplace`). Convolutions
+that differ in where they write alone are one workload (`lib.tir.workload`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
 from lib.graph import patterns
-from lib.graph.rewrite import CONVOLUTIONS, dtype, is_call, static_shape
+from lib.graph.rewrite import dtype, is_call, static_shape
 
 _JOINS = "joins_parts"  # attribute of the functions that stand for joint tensors
 _CALL_TIR = "relax.call_tir"
@@ -85,25 +86,6 @@ def _is_image_concat(call: relax.Expr | None) -> bool:
     return shape is not None and len(shape) == 4 and int(call.attrs.axis or 0) % 4 == 3
 
 
-def _signature(module: tvm.IRModule, lookup: Lookup, expr: relax.Expr) -> str:
-    """Describes what computes an image: the operators back to a convolution, with its attributes and shapes."""
-    names = []
-    while isinstance(expr, relax.Var) and isinstance(call := lookup(expr), relax.Call):
-        function = called(call)
-        if function is not None:
-            names.append(str(function[0].name_hint))
-            expr = function[1][0]
-            if patterns.marked(module[function[0]]) == patterns.OUT_ELEMENTWISE:  # Winograd's
-                return " ".join([*names, *(str(static_shape(argument)) for argument in function[1])])
-            continue
-        names.append(call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op))
-        expr = call.args[0]
-        if is_call(call, *CONVOLUTIONS):
-            attrs = [str(getattr(call.attrs, key)) for key in ("strides", "padding", "dilation", "groups")]
-            return " ".join([*names, *attrs, *(str(static_shape(argument)) for argument in call.args)])
-    return f"{' '.join(names)} of {expr}"
-
-
 def _tuple_fields(lookup: Lookup, concat: relax.Call) -> list[relax.Expr]:
     fields = concat.args[0]
     if isinstance(fields, relax.Var):
@@ -148,7 +130,6 @@ class _Placer(PyExprMutator):
 
     def __init__(self, module: tvm.IRModule, function: relax.Function) -> None:
         super().__init__(module)
-        self._module = module
         self._values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
         self._buffer_of: dict[relax.Call, relax.Var] = {}  # the joint tensor behind a concatenation
         self._channels: dict[relax.Call, int] = {}  # of that tensor
@@ -161,7 +142,6 @@ class _Placer(PyExprMutator):
             if base is not None and base not in self._channels:  # one concatenation alone may append to another
                 self._channels[base] = channels
                 self._appends.add(call)
-        self._shared = self._several_times(concats)
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         if old not in self._channels:
@@ -170,13 +150,8 @@ class _Placer(PyExprMutator):
         parts = [self._buffer_of[base]] if old in self._appends else []
         whole = relax.TensorType((*_extents(old)[:3], self._channels[old]), dtype(old))
         for field, offset in self._placed(old):
-            shape = _extents(field)
-            alone = _signature(self._module, self._values.get, field) in self._shared
-            pattern = patterns.OPAQUE if alone else patterns.ELEMENTWISE
-            function = _place_function(shape, offset, self._channels[old], dtype(field))
-            place = self.builder_.add_func(
-                function.with_attrs(patterns.marks(pattern)), "alone_place" if alone else "place"
-            )
+            function = _place_function(_extents(field), offset, self._channels[old], dtype(field))
+            place = self.builder_.add_func(function.with_attrs(patterns.marks(patterns.ELEMENTWISE)), "place")
             parts.append(self.builder_.emit(relax.call_tir(place, [self.visit_expr(field)], whole)))
         join = self.builder_.add_func(_join_function(tuple(whole.shape), len(parts), dtype(old)), "join_placed")
         self._buffer_of[old] = self.builder_.emit(relax.call_tir(join, parts, whole))
@@ -191,16 +166,6 @@ class _Placer(PyExprMutator):
         offsets = accumulate((_extents(image)[3] for image in images), initial=0)
         n_there = self._base[call][1] if call in self._appends else 0
         return list(zip(images, offsets, strict=False))[n_there:]
-
-    def _several_times(self, concats: Sequence[relax.Call]) -> set[str]:
-        """Convolutions of one workload whose results go to several offsets: fused with its placement, each would be a
-        subgraph of its own, to be tuned alone (DenseNet has 58 such, of four workloads)."""
-        places: dict[str, set[tuple[int, int]]] = {}
-        for call in concats:
-            for image, offset in self._placed(call):
-                signature = _signature(self._module, self._values.get, image)
-                places.setdefault(signature, set()).add((offset, self._channels[call]))
-        return {signature for signature, found in places.items() if len(found) > 1}
 
     def _bases(self, concats: Sequence[relax.Call]) -> dict[relax.Call, tuple[relax.Call | None, int]]:
         """The concatenation before it that each begins with, if any, and as how many images of its own: the one whose

@@ -11,7 +11,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
-from lib.graph import casts, concatenation, enlarging, gates, halts, padding, patterns, recurrence
+from lib.graph import casts, concatenation, enlarging, gates, halts, padding, parts, patterns, recurrence
 from lib.graph.legalize import legalize_ops
 from lib.graph.rewrite import value_of
 from lib.tir import analysis, lowering
@@ -81,7 +81,8 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     with target:
         module = recurrence.in_programs(module)
         module = padding.into_convolutions(casts.by_readers(tvm.transform.Sequential(passes)(module)))
-        module = halts.placed(gates.apart(enlarging.summed(concatenation.place_parts(module))))
+        module = parts.read_in_place(concatenation.place_parts(module))
+        module = halts.placed(gates.apart(enlarging.summed(module)))
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
         module = _without_unknown_rules(module, target)
         module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(

@@ -38,7 +38,7 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
     wider = -(-columns // lanes) * lanes
     is_read_once = int(np.prod(out[:-1])) < _MIN_ROWS
     is_narrow = narrowed(lanes, columns) >= _MIN_LANES or columns == 1
-    if (is_read_once and is_narrow) or not _pays(columns, wider, lanes):
+    if (is_read_once and is_narrow) or not pays(columns, wider, lanes):
         return None
     if groups > 1 and columns < lanes // 2:  # depthwise, or nearly: most of the padded channels would be padding
         return None
@@ -57,7 +57,7 @@ def _padded(groups: int, more: int, weight: np.ndarray) -> np.ndarray:
     return np.pad(apart, [(0, 0)] * (apart.ndim - 1) + [(0, more)]).reshape(*weight.shape[:-1], -1)
 
 
-def _pays(columns: int, wider: int, lanes: int) -> bool:
+def pays(columns: int, wider: int, lanes: int) -> bool:
     """Whether the share of full vectors that is of use is larger than the share of a register that vectors without
     padding would fill. A single column fills none, and has no register tile: a vocoder's samples, a map of depths."""
     return columns == 1 or columns / wider > narrowed(lanes, columns) / lanes

@@ -10,12 +10,18 @@ from tvm_ffi import serialization
 from lib.contracts import digests
 
 
+PART = "part"  # name of a block that takes some channels of an image
+_OF_CHANNELS = ("place", PART)  # names of blocks that move channels of a wider image
+_SBLOCK = "T.sblock"
+
+
 def workload_id(module: tvm.IRModule) -> str:
     """Digest of the workload's canonical text: TVMScript with buffers and variables numbered as they appear.
 
-    Block names stay, since traces refer to them. Unlike TVM's structural hash it is equal on every platform.
+    Block names stay, since traces refer to them. Which of a wider image's channels are read or written is left out:
+    programs are the same, and so are their times. Unlike TVM's structural hash it is equal on every platform.
     """
-    tree = ast.parse(module.script(show_meta=False))
+    tree = _FromTheFirst().visit(ast.parse(module.script(show_meta=False)))
     numbers: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
@@ -23,6 +29,26 @@ def workload_id(module: tvm.IRModule) -> str:
         elif isinstance(node, ast.Name) and node.id not in ("T", "I"):
             node.id = numbers.setdefault(node.id, f"v{len(numbers)}")
     return digests.of_text(ast.unparse(tree))
+
+
+class _FromTheFirst(ast.NodeTransformer):
+    """Blocks that move channels of a wider image, as if these were its first ones."""
+
+    def visit_With(self, node: ast.With) -> ast.With:
+        call = node.items[0].context_expr
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == _SBLOCK:
+            name = ast.literal_eval(call.args[0])
+            if name in _OF_CHANNELS:
+                return _WithoutOffsets().visit(node)
+        self.generic_visit(node)
+        return node
+
+
+class _WithoutOffsets(ast.NodeTransformer):
+    """Sums and differences with a number, without it."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        return node.left if isinstance(node.right, ast.Call) else node
 
 
 def load_module(text: str) -> tvm.IRModule:

@@ -1,10 +1,11 @@
 import pytest
 import tvm
 import tvm_ffi
+from tvm import te, tirx
 
 from lib.graph import fusion
 from lib.models.zoo import catalogue
-from lib.tir.workload import load_module
+from lib.tir.workload import as_workload, load_module, workload_id
 
 
 @pytest.mark.parametrize("version", [tvm.__version__, "0.26.0"])  # another's is brought up to date by TVM
@@ -16,3 +17,23 @@ def test_a_module_is_what_tvm_loads(cpu, version):
 
     assert tvm_ffi.structural_equal(found, tvm.ir.load_json(text), map_free_vars=True)
     assert tvm_ffi.structural_equal(found, module, map_free_vars=True)
+
+
+def moved(name, first, wide=48):
+    """A block that takes 16 channels of an image, from the first one on."""
+    n, c = tirx.IntImm("int64", 4), tirx.IntImm("int64", 16)
+    image = te.placeholder((n, tirx.IntImm("int64", wide)), name="image")
+    made = te.compute((n, c), lambda y, x: image[y, x + first], name=name)
+    return as_workload(te.create_prim_func([image, made]))
+
+
+@pytest.mark.parametrize("name", ["part", "place"])
+def test_which_channels_of_a_wider_image_are_moved_is_left_out_of_an_id(name):
+    found = {workload_id(moved(name, first)) for first in (0, 16, 32)}
+
+    assert len(found) == 1
+    assert found != {workload_id(moved(name, 0, wide=64))}
+
+
+def test_an_offset_elsewhere_is_another_workload():
+    assert workload_id(moved("shifted", 0)) != workload_id(moved("shifted", 16))
