@@ -580,8 +580,8 @@ class ExportDatabase(DatabaseTask):
     """Write the memory's best of a model's subgraphs as a database that stock TVM compiles with."""
 
     def work(self) -> None:
-        (subgraphs, _), given = self.given.subgraphs, self.given
-        count = export_database.run(subgraphs, self.memory, given.compile_target, out=self.path)
+        given = self.given
+        count = export_database.run(given.model_files, self.memory, given.compile_target, out=self.path)
         self.tell(f"{count} schedules are in {self.path}; the functions they are of: {given.model_files.module}")
 
 

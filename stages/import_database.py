@@ -19,7 +19,7 @@ from lib.measure.runner import Job, Measurement, Runner
 from lib.search import candidates, interchange
 from lib.search.evolution import Proposal
 from lib.search.interchange import Record
-from lib.tir.workload import load_module
+from lib.tir.workload import load_module, workload_id
 from lib.tuning import memory as remembered
 from lib.tuning.memory import Memory
 
@@ -84,14 +84,15 @@ def of_subgraphs(records: Sequence[Record], rows: Mapping[str, Mapping[str, Any]
     """Records by the subgraph whose workload is theirs, the fastest first.
 
     Workloads are equal if their structure is, whatever their buffers and blocks are called; traces refer to blocks by
-    name, so some of them will not fit.
+    name, so some of them will not fit. One of other channels of an image (`lib.tir.workload`) has the same id.
     """
     by_hash = {tvm_ffi.structural_hash(load_module(row["workload"])["main"].without_attr("global_symbol")): key
                for key, row in rows.items()}  # fmt: skip
     found: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.seconds):
         function = record.workload["main"].without_attr("global_symbol")
-        if (key := by_hash.get(tvm_ffi.structural_hash(function))) is not None:
+        key = by_hash.get(tvm_ffi.structural_hash(function)) or workload_id(record.workload)
+        if key in rows:
             found.setdefault(key, []).append(record)
     return found
 

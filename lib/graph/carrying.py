@@ -10,7 +10,6 @@ What stands in the added channels is computed from zeros, and finite.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import tvm
 from tvm import relax

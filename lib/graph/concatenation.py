@@ -106,10 +106,8 @@ def _place_function(shape: tuple[int, ...], offset: int, channels: int, kind: st
     ) -> None:
         for n, y, x, c in T.grid(batch, height, width, own):
             with T.sblock("place"):
-                vn, vy, vx = T.axis.remap("SSS", [n, y, x])
-                # The offset is in the read: only a consumer that writes at plain indices can be computed in a tile.
-                vc = T.axis.spatial(total, c + first)
-                whole[vn, vy, vx, vc] = part[vn, vy, vx, vc - first]
+                vn, vy, vx, vc = T.axis.remap("SSSS", [n, y, x, c])
+                whole[vn, vy, vx, vc + first] = part[vn, vy, vx, vc]
 
     return place.with_attr("tirx.noalias", True)
 

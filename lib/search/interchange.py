@@ -19,7 +19,7 @@ from lib.contracts.tables import written_whole
 from lib.machine import intrinsics
 from lib.search.evolution import Lowered, Proposal
 from lib.tir import traces
-from lib.tir.workload import load_module, program_hash
+from lib.tir.workload import program_hash
 
 FILES = ("database_workload.json", "database_tuning_record.json")  # as JSONDatabase calls them
 
@@ -33,19 +33,18 @@ class Record:
     seconds: float  # infinity if it failed
 
 
-def write(folder: Path, best: Iterable[tuple[str, str, float]], target: Target) -> int:
+def write(folder: Path, best: Iterable[tuple[tvm.IRModule, str, float]], target: Target) -> int:
     """Write a database, whole or not at all; returns how many records it has.
 
     Args:
-        best: Workload and trace as JSON, and seconds.
+        best: Workload, trace as JSON, and seconds.
     """
     intrinsics.load(target)
     count = 0
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         database = ms.database.JSONDatabase(work_dir=work)
-        for text, trace, seconds in best:
-            workload = load_module(text)
+        for workload, trace, seconds in best:
             arguments = ms.arg_info.ArgInfo.from_prim_func(workload["main"])
             token = database.commit_workload(workload)
             applied = traces.apply(workload, trace).trace

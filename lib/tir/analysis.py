@@ -81,9 +81,16 @@ def at(index: Any, var: Any, value: int) -> int | None:
     return int(found) if isinstance(found, tirx.IntImm) else None
 
 
+def column_written(block: SBlock) -> Any:
+    """The last index of what a block writes, counted from the first one that it writes: parts of concatenations have an
+    offset (`lib.graph.concatenation`)."""
+    last = stored(block).indices[-1]
+    return last.a if isinstance(last, tirx.Add) and isinstance(last.b, tirx.IntImm) else last
+
+
 def last_axis(block: SBlock) -> int:
     """The position of the axis along which the results of a block are contiguous."""
-    last = stored(block).indices[-1]
+    last = column_written(block)
     return next(n for n, axis in enumerate(block.iter_vars) if axis.var.same_as(last))
 
 

@@ -252,10 +252,11 @@ def _moved(load: Any, store: Any, extents: dict[Any, int]) -> str:
         return "pad"  # mirrored at the border
     if any(isinstance(index, tirx.Sub) and isinstance(index.a, tirx.IntImm) for index in load.indices):
         return "reverse"
-    grown = math.prod(extents.values()) - math.prod(int(extent) for extent in load.source.ty.shape)
     same_rank = len(load.indices) == len(store.indices)
-    if grown > 0 and same_rank and all(map(_is_before, load.indices, store.indices)):
+    wider = math.prod(int(extent) for extent in store.buffer.shape) > math.prod(extents.values())
+    if wider and same_rank and all(map(_is_before, load.indices, store.indices)):
         return "place"
+    grown = math.prod(extents.values()) - math.prod(int(extent) for extent in load.source.ty.shape)
     if grown:
         return "broadcast" if grown > 0 else "slice"
     if not all(isinstance(index, (tirx.Var, tirx.IntImm)) for index in load.indices):
@@ -268,7 +269,7 @@ def _moved(load: Any, store: Any, extents: dict[Any, int]) -> str:
 
 def _is_before(index: Any, place: Any) -> bool:
     """Whether an index is equal to another one, or to that minus a constant."""
-    if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
-        index = index.a
+    if isinstance(place, tirx.Add) and isinstance(place.b, tirx.IntImm):
+        place = place.a
     both = isinstance(index, tirx.IntImm) and isinstance(place, tirx.IntImm)
     return int(index) == int(place) if both else bool(index.same_as(place))

@@ -9,7 +9,6 @@ from tvm_ffi import serialization
 
 from lib.contracts import digests
 
-
 PART = "part"  # name of a block that takes some channels of an image
 _OF_CHANNELS = ("place", PART)  # names of blocks that move channels of a wider image
 _SBLOCK = "T.sblock"

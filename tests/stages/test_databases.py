@@ -49,7 +49,7 @@ def outputs(module, started, x):
 
 def test_stock_tvm_compiles_with_the_memorys_best_and_computes_the_same(started, memory, cpu, tmp_path):
     module = tvm.ir.load_json(started.model.module.read_text())
-    count = export_database.run(started.model.subgraphs, memory, cpu, out=tmp_path / "database")
+    count = export_database.run(started.model, memory, cpu, out=tmp_path / "database")
 
     with cpu.tvm():
         applied = relax.transform.MetaScheduleApplyDatabase(str(tmp_path / "database"))(module)
@@ -64,14 +64,14 @@ def test_stock_tvm_compiles_with_the_memorys_best_and_computes_the_same(started,
 def test_of_a_model_that_was_never_tuned_nothing_goes_out(started, cpu, pool, tmp_path):
     with pytest.raises(ModelError, match="Nothing is known of this model's subgraphs"):
         export_database.run(
-            started.model.subgraphs, Memory(tmp_path, pool.conditions), cpu, out=tmp_path / "database"
+            started.model, Memory(tmp_path, pool.conditions), cpu, out=tmp_path / "database"
         )  # fmt: skip
 
     assert not (tmp_path / "database").exists()
 
 
 def test_what_goes_out_is_the_fastest_of_each_subgraph(started, memory, cpu, tmp_path):
-    export_database.run(started.model.subgraphs, memory, cpu, out=tmp_path / "database")
+    export_database.run(started.model, memory, cpu, out=tmp_path / "database")
 
     found = import_database.of_subgraphs(
         interchange.read(tmp_path / "database"), {row["subgraph_id"]: row for row in subgraphs(started)}

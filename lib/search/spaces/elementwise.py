@@ -78,8 +78,8 @@ def _chained(schedule: Schedule) -> SBlockRV | None:
         if _MUCH_SMALLER * _size(found) > size or not _is_expensive(found):
             schedule.compute_inline(block)
     found = schedule.get(last)
-    axes, store = [axis.var for axis in found.iter_vars], analysis.stored(found)
-    return last if axes and store.indices[-1].same_as(axes[-1]) else None
+    axes = [axis.var for axis in found.iter_vars]
+    return last if axes and analysis.column_written(found).same_as(axes[-1]) else None
 
 
 def _size(block: SBlock) -> int:
@@ -114,7 +114,8 @@ def _flat(schedule: Schedule, machine: Registers) -> None:
 
 
 def _knows_no_rows(block: SBlock) -> bool:
-    """Whether all that a block reads is as long as what it writes, in the same order, or a single element."""
+    """Whether all that a block reads is as long as what it writes, in the same order, or a single element; and it
+    writes a whole tensor."""
     axes = [axis.var for axis in block.iter_vars]
 
     def is_flat(load: tvm.ir.TensorLoad) -> bool:
@@ -122,7 +123,9 @@ def _knows_no_rows(block: SBlock) -> bool:
         same = len(load.indices) == len(axes) and all(a.same_as(b) for a, b in zip(load.indices, axes, strict=True))
         return math.prod(extents) == 1 or (same and extents == list(analysis.extents(block).values()))
 
-    return all(map(is_flat, analysis.walk(analysis.stored(block).value, tvm.ir.TensorLoad)))
+    store = analysis.stored(block)
+    is_whole = math.prod(int(extent) for extent in store.buffer.shape) == _size(block)
+    return is_whole and all(map(is_flat, analysis.walk(store.value, tvm.ir.TensorLoad)))
 
 
 def _by_row(schedule: Schedule, machine: Registers) -> None:

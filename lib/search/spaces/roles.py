@@ -132,7 +132,7 @@ def transposed(block: SBlock) -> int | None:
         return None
     axes = [axis.var for axis in block.iter_vars]
     extents = analysis.extents(block)
-    last = stores[0].indices[-1]
+    last = analysis.column_written(block)
     if not axes or not last.same_as(axes[-1]) or extents[axes[-1]] == 1:
         return None
     found: set[int] = set()

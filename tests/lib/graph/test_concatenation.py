@@ -5,12 +5,14 @@ from tvm import relax
 from tvm.relax import op
 
 from lib import deploy, packing
-from lib.graph import fusion
+from lib.graph import fusion, reweight, widen
 from lib.graph.concatenation import place_parts
 from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution
+from lib.tir import traces
 from lib.tir.parameters import weight_positions
 from lib.tir.workload import load_module
+from tests.helpers import run_on
 from tests.lib.graph.rules.helpers import const, module, operators, random, run
 
 IMAGE = (2, 4, 5, 3)  # N, H, W, C
@@ -186,6 +188,27 @@ def test_weights_of_every_part_are_packed_before_an_inference(cpu, tmp_path):
     assert len(shapes) == 2
     assert not {*shapes} & {weight.shape for weight in model.weights.values()}
     np.testing.assert_allclose(y.numpy(), run(given, random(IMAGE))[0], rtol=1e-4, atol=1e-4)
+
+
+def parts_that_fill_no_vectors(x):
+    weight = const(random((3, 3, 1, IMAGE[3]), 5))
+    apart = op.nn.conv2d(x, weight, padding=1, groups=IMAGE[3], data_layout="NHWC", kernel_layout="HWIO")
+    return op.concat([op.nn.silu(conv(x, 20)), x, op.nn.relu(conv(x, 60, 2, 3)), op.nn.relu(apart)], 3)
+
+
+def test_a_part_that_fills_no_vectors_leaves_the_others_alone(cpu):
+    given = fusion.lift_constants(module(parts_that_fill_no_vectors, IMAGE))
+    model = reweight.replaced(given, [widen.replacement(16)])
+    subgraphs = extract_subgraphs(fusion.fuse(model.module, cpu.tvm()))
+    assert len([found for found in subgraphs if "place" in found.operators]) == 4
+
+    for subgraph in subgraphs:
+        workload = load_module(subgraph.workload)
+        *inputs, out = [random([int(n) for n in param.ty.shape], 3) for param in workload["main"].params]
+        expected = run_on(workload, cpu.tvm(), inputs, out)
+        for program in evolution.sample(workload, cpu.tvm(), 4, known=set(), seed=0):
+            found = run_on(traces.apply(workload, program.trace).mod, cpu.tvm(), inputs, out)
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def a_part_of_three_tensors(x):
