@@ -3,7 +3,8 @@
 TVM computes a concatenation as a function of its own, with a branch for every element. Here each input is *placed*: a
 small function writes it to its channels of the joint tensor. FuseOps makes that part of the epilogue of the convolution
 that computes the input; the calls then write into one buffer, one after the other (`call_tir_inplace`). Convolutions
-that differ in where they write alone are one workload (`lib.tir.workload`).
+that differ in where they write alone are one workload (`lib.tir.workload`). An input that other convolutions read as
+well is placed at once, and they read it where it is (`lib.graph.parts`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +13,12 @@ from itertools import accumulate, pairwise
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
 from lib.graph import patterns
-from lib.graph.rewrite import dtype, is_call, static_shape
+from lib.graph.rewrite import dtype, is_call, is_channels_last, static_shape
 
 _JOINS = "joins_parts"  # attribute of the functions that stand for joint tensors
 _CALL_TIR = "relax.call_tir"
@@ -112,6 +114,28 @@ def _place_function(shape: tuple[int, ...], offset: int, channels: int, kind: st
     return place.with_attr("tirx.noalias", True)
 
 
+def _readers(function: relax.Function) -> dict[relax.Expr, list[relax.Expr]]:
+    """What reads each tensor, concatenations of images left out."""
+    bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    values = {binding.var: binding.value for binding in bindings}
+    joined = {values.get(call.args[0], call.args[0]) for call in values.values() if _is_image_concat(call)}
+    found: dict[relax.Expr, list[relax.Expr]] = {}
+    for value in values.values():
+        if isinstance(value, relax.Tuple) and value in joined:
+            continue
+        args = value.args if isinstance(value, relax.Call) else [value]
+        for arg in args:
+            fields = arg.fields if isinstance(arg, relax.Tuple) and not _is_image_concat(value) else [arg]
+            for each in fields:
+                found.setdefault(each, []).append(value)
+    return found
+
+
+def _are_convolutions(readers: Sequence[relax.Expr]) -> bool:
+    """Whether some operators are convolutions alone that read channels where they are (`lib.graph.parts`)."""
+    return bool(readers) and all(is_call(each, "relax.nn.conv2d") and is_channels_last(each) for each in readers)
+
+
 def _join_function(shape: tuple[int, ...], count: int, kind: str) -> tirx.PrimFunc:
     """A placeholder for the joint tensor until the placements write into it; never compiled."""
     parts = [tvm.te.placeholder(shape, kind, name=f"part{n}") for n in range(count)]
@@ -134,29 +158,52 @@ class _Placer(PyExprMutator):
         self._appends: set[relax.Call] = set()  # concatenations that append to the one they begin with
         concats = [call for call in self._values.values() if _is_image_concat(call)]
         self._base = self._bases(concats)
+        self._early: dict[relax.Var, tuple[relax.Call, int]] = {}  # images that are placed as soon as they are computed
+        self._placed_early: dict[relax.Expr, relax.Var] = {}
         for call in reversed(concats):
             channels = self._channels.setdefault(call, _extents(call)[3])
             base, _ = self._base[call]
             if base is not None and base not in self._channels:  # one concatenation alone may append to another
                 self._channels[base] = channels
                 self._appends.add(call)
+        readers = _readers(function)
+        for call in concats:
+            for image, offset in self._placed(call):
+                if isinstance(image, relax.DataflowVar) and _are_convolutions(readers.get(image, ())):
+                    self._early.setdefault(image, (call, offset))
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        super().visit_var_binding_(binding)
+        if binding.var in self._early:
+            concat, offset = self._early[binding.var]
+            whole = self.builder_.emit(self._place(concat, binding.var, offset))
+            self._placed_early[binding.var] = whole
+            end = offset + _extents(binding.var)[3]
+            self.set_var_remap(binding.var, self.builder_.emit(op.strided_slice(whole, [3], [offset], [end], [1])))
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         if old not in self._channels:
             return self.visit_expr_post_order(old)
         base, _ = self._base[old]
         parts = [self._buffer_of[base]] if old in self._appends else []
-        whole = relax.TensorType((*_extents(old)[:3], self._channels[old]), dtype(old))
+        whole = self._joint(old)
         for field, offset in self._placed(old):
-            function = _place_function(_extents(field), offset, self._channels[old], dtype(field))
-            place = self.builder_.add_func(function.with_attrs(patterns.marks(patterns.ELEMENTWISE)), "place")
-            parts.append(self.builder_.emit(relax.call_tir(place, [self.visit_expr(field)], whole)))
+            is_there = field in self._placed_early and self._early[field][0].same_as(old)
+            parts.append(self._placed_early[field] if is_there else self.builder_.emit(self._place(old, field, offset)))
         join = self.builder_.add_func(_join_function(tuple(whole.shape), len(parts), dtype(old)), "join_placed")
         self._buffer_of[old] = self.builder_.emit(relax.call_tir(join, parts, whole))
         own = _extents(old)[3]
         if own == self._channels[old]:
             return self._buffer_of[old]
-        return relax.op.strided_slice(self._buffer_of[old], [3], [0], [own], [1])
+        return op.strided_slice(self._buffer_of[old], [3], [0], [own], [1])
+
+    def _joint(self, concat: relax.Call) -> relax.TensorType:
+        return relax.TensorType((*_extents(concat)[:3], self._channels[concat]), dtype(concat))
+
+    def _place(self, concat: relax.Call, image: relax.Expr, offset: int) -> relax.Call:
+        function = _place_function(_extents(image), offset, self._channels[concat], dtype(image))
+        place = self.builder_.add_func(function.with_attrs(patterns.marks(patterns.ELEMENTWISE)), "place")
+        return relax.call_tir(place, [self.visit_expr(image)], self._joint(concat))
 
     def _placed(self, call: relax.Call) -> list[tuple[relax.Expr, int]]:
         """The images of a concatenation that are not in its buffer before it, each with its offset there."""

@@ -102,7 +102,9 @@ def _flat(schedule: Schedule, machine: Registers) -> None:
     last = _scheduled_before(schedule, machine)
     size, columns = _size(schedule.get(last)), primitives.extent_of(schedule, schedule.get_loops(last)[-1])
     widths = [lanes for lanes in _widths(machine) if size % lanes == 0]
-    if columns >= machine.lanes and not _knows_no_rows(schedule.get(last)):
+    if not _is_whole(schedule.get(last)):
+        widths = [math.gcd(columns, machine.lanes)]  # what is written of a row would be scattered
+    elif columns >= machine.lanes and not _knows_no_rows(schedule.get(last)):
         widths = [lanes for lanes in widths if columns % lanes == 0]  # else what is read of a row is gathered
     if not widths:
         raise ScheduleError("no vectors fill the tensor")
@@ -114,8 +116,7 @@ def _flat(schedule: Schedule, machine: Registers) -> None:
 
 
 def _knows_no_rows(block: SBlock) -> bool:
-    """Whether all that a block reads is as long as what it writes, in the same order, or a single element; and it
-    writes a whole tensor."""
+    """Whether all that a block reads is as long as what it writes, in the same order, or a single element."""
     axes = [axis.var for axis in block.iter_vars]
 
     def is_flat(load: tvm.ir.TensorLoad) -> bool:
@@ -123,9 +124,12 @@ def _knows_no_rows(block: SBlock) -> bool:
         same = len(load.indices) == len(axes) and all(a.same_as(b) for a, b in zip(load.indices, axes, strict=True))
         return math.prod(extents) == 1 or (same and extents == list(analysis.extents(block).values()))
 
-    store = analysis.stored(block)
-    is_whole = math.prod(int(extent) for extent in store.buffer.shape) == _size(block)
-    return is_whole and all(map(is_flat, analysis.walk(store.value, tvm.ir.TensorLoad)))
+    return all(map(is_flat, analysis.walk(analysis.stored(block).value, tvm.ir.TensorLoad)))
+
+
+def _is_whole(block: SBlock) -> bool:
+    """Whether a block writes a whole tensor, not a part of a concatenation."""
+    return math.prod(int(extent) for extent in analysis.stored(block).buffer.shape) == _size(block)
 
 
 def _by_row(schedule: Schedule, machine: Registers) -> None:

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import tvm
@@ -65,6 +67,25 @@ def the_same_part_in_two(x):
     return [op.concat([part, conv(x, 3, 2)], 3), op.concat([conv(x, 4, 3), part], 3)]
 
 
+def depthwise(x, channels, seed=5):
+    weight = const(random((3, 3, 1, channels), seed))
+    return op.nn.conv2d(x, weight, padding=1, groups=channels, data_layout="NHWC", kernel_layout="HWIO")
+
+
+def ghosts(x):
+    """Half of the images are made of the other half, as in GhostNet."""
+    own = op.nn.relu(conv(x, 8))
+    return op.concat([own, op.nn.relu(depthwise(own, 8))], 3)
+
+
+def each_made_of_the_one_before(x):
+    """As in Res2Net, or YOLO's stages: the last one is summed as well."""
+    first = op.nn.relu(conv(x, IMAGE[3]))
+    second = op.nn.relu(conv(first, IMAGE[3], 2, 3))
+    third = op.add(conv(second, IMAGE[3], 3, 3), first)
+    return op.nn.relu(op.concat([third, second, x, first], 3))
+
+
 def what_is_appended_was_there_first(x):
     """A part of the longer one is made before the parts of the other, as where positions are rotated in part."""
     parts = op.split(op.permute_dims(x, [0, 2, 1, 3]), [2], 3)
@@ -85,6 +106,11 @@ def a_slice_where_it_was(x):
 
 
 CONCATENATIONS = [
+    ghosts,
+    each_made_of_the_one_before,
+    lambda x: [joined := ghosts(x), op.concat([joined, depthwise(joined, 16)], 3)],
+    lambda x: [own := conv(x, 8), op.concat([own, depthwise(own, 8)], 3)],  # the caller reads a part
+    lambda x: op.concat([op.concat([own := conv(x, 8), depthwise(own, 8)], 3), own], 3),  # it is joined twice
     a_slice_where_it_was,
     what_is_appended_was_there_first,
     lambda x: op.concat([conv(x, 2), conv(x, 4, 2, 3)], 3),
@@ -159,6 +185,29 @@ def test_layers_that_join_all_images_before_them_copy_none_twice(cpu):
 
     *layers, whole = [name for name in operators(made) if "conv2d" in name or "place" in name]
     assert len([*layers, whole]) <= 4 + 1  # four layers, which write where they belong, and the input
+
+
+def test_an_image_that_a_convolution_reads_as_well_is_not_copied(cpu):
+    made = fused(module(ghosts, IMAGE), cpu)
+
+    assert len(operators(made)) == 2
+    assert all("conv2d" in name and "place" in name for name in operators(made))
+
+
+@pytest.mark.parametrize("columns", [8, 24, 7])
+def test_a_copied_part_is_moved_row_by_row(columns, cpu):
+    """Vectors that ran on from row to row would be scattered."""
+    made = fused(module(lambda x: op.concat([x, x], 3), (2, 4, 5, columns)), cpu)
+
+    for subgraph in extract_subgraphs(made):
+        workload = load_module(subgraph.workload)
+        x, out = random((2, 4, 5, columns)), random((2, 4, 5, 2 * columns), 1)
+        expected = run_on(workload, cpu.tvm(), [x], out)
+        for program in evolution.sample(workload, cpu.tvm(), 4, known=set(), seed=0):
+            schedule = traces.apply(workload, program.trace)
+            lanes = [int(n) for n in re.findall(r"T\.vectorized\((?:T\.int64\()?(\d+)", schedule.mod.script())]
+            assert all(n <= columns for n in lanes)
+            np.testing.assert_array_equal(run_on(schedule.mod, cpu.tvm(), [x], out), expected)
 
 
 def test_equal_convolutions_stay_one_workload_wherever_they_write(cpu):
