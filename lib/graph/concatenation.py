@@ -188,7 +188,7 @@ class _Placer(PyExprMutator):
         parts = [self._buffer_of[base]] if old in self._appends else []
         whole = self._joint(old)
         for field, offset in self._placed(old):
-            is_there = field in self._placed_early and self._early[field][0].same_as(old)
+            is_there = field in self._placed_early and self._early[field] == (old, offset)
             parts.append(self._placed_early[field] if is_there else self.builder_.emit(self._place(old, field, offset)))
         join = self.builder_.add_func(_join_function(tuple(whole.shape), len(parts), dtype(old)), "join_placed")
         self._buffer_of[old] = self.builder_.emit(relax.call_tir(join, parts, whole))

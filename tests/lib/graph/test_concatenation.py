@@ -109,6 +109,7 @@ CONCATENATIONS = [
     ghosts,
     each_made_of_the_one_before,
     lambda x: [joined := ghosts(x), op.concat([joined, depthwise(joined, 16)], 3)],
+    lambda x: op.concat([own := conv(x, 8), own, depthwise(own, 8)], 3),
     lambda x: [own := conv(x, 8), op.concat([own, depthwise(own, 8)], 3)],  # the caller reads a part
     lambda x: op.concat([op.concat([own := conv(x, 8), depthwise(own, 8)], 3), own], 3),  # it is joined twice
     a_slice_where_it_was,
