@@ -93,7 +93,7 @@ class _Survey:
 
     def _needs_of_convolution(self, call: relax.Call, channels: int) -> _Needs | None:
         data, weight = call.args
-        if not is_channels_last(call) or weight not in self._weights:
+        if not is_channels_last(call) or weight not in self._weights or dtype(call) not in widen.SUMS:
             return None
         if _is_depthwise(call):
             return (data,)

@@ -16,6 +16,7 @@ from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, alike, dtype, groups_of, has_columns_last, is_call
 from lib.machine.registers import narrowed
 
+SUMS = ("float32", "int32")  # element types of results that get more channels
 _FUNCTION = "cut"  # name of the functions that drop the channels, for people
 _MIN_ROWS = 8  # with fewer, the kernel is bound by reading the weights, of which there would be more
 _MIN_LANES = 4  # of vectors; where no more fill the columns, as 222, there is no register tile at all
@@ -28,7 +29,7 @@ def replacement(lanes: int) -> Choose:
 
 
 def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
-    if not is_call(call, *CONTRACTIONS) or dtype(call) not in ("float32", "int32"):
+    if not is_call(call, *CONTRACTIONS) or dtype(call) not in SUMS:
         return None
     weight, out = shape_of(call.args[1]), shape_of(call)
     if not weight or not out or not has_columns_last(call, weight):
