@@ -200,12 +200,12 @@ def test_external_weights_are_read(tmp_path, cpu):
     np.testing.assert_allclose(run_untuned(onnx_import.load(path), cpu, [x]), x @ weight, rtol=1e-5)
 
 
-# Subgraphs that can be tuned; in DenseNet each of 62 norms and 58 placements has a shape of its own.
+# Subgraphs that can be tuned; in DenseNet each of 62 norms has a shape of its own.
 LIGHT = {
     "bvlc_alexnet": 18,
-    "densenet121": 197,
-    "inception_v1": 75,
-    "inception_v2": 63,
+    "densenet121": 139,
+    "inception_v1": 73,
+    "inception_v2": 60,
     "resnet50": 28,
     "shufflenet": 31,
     "squeezenet": 23,
