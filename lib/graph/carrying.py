@@ -142,7 +142,7 @@ class _Carrier(PyExprMutator):
         channels = shape_of(binding.var)[-1]
         wide = self.builder_.emit(self._widened(binding.value, -channels % self._lanes))
         self._wide[binding.var] = wide
-        self.set_var_remap(binding.var, self._first(wide, channels))
+        self.set_var_remap(binding.var, self.builder_.emit(op.strided_slice(wide, [3], [0], [channels], [1])))
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         reads_more = self._more_read(old)
@@ -176,9 +176,6 @@ class _Carrier(PyExprMutator):
         """A weight with zeros after its last axis, and the one before."""
         widths = [0] * (2 * len(shape_of(param))) + [0, rows, 0, columns]
         return self.builder_.emit(op.nn.pad(param, widths[-2 * len(shape_of(param)) :]))
-
-    def _first(self, wide: relax.Expr, channels: int) -> relax.Expr:
-        return self.builder_.emit(op.strided_slice(wide, [3], [0], [channels], [1]))
 
 
 def _arguments(value: relax.Expr) -> Iterable[relax.Expr]:

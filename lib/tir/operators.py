@@ -268,7 +268,7 @@ def _moved(load: Any, store: Any, extents: dict[Any, int]) -> str:
 
 
 def _is_before(index: Any, place: Any) -> bool:
-    """Whether an index is equal to another one, or to that minus a constant."""
+    """Whether an index is equal to that of a place, or to it but for a constant that the place has added."""
     if isinstance(place, tirx.Add) and isinstance(place.b, tirx.IntImm):
         place = place.a
     both = isinstance(index, tirx.IntImm) and isinstance(place, tirx.IntImm)

@@ -196,8 +196,8 @@ def _sampled_unrolling(schedule: Schedule, extent: int) -> object:
 
 
 def _compute_epilogue_at(schedule: Schedule, results: SBlockRV, loop: LoopRV, n_columns: int, lanes: int) -> None:
-    written = primitives.extent_of(schedule, schedule.get_loops(results)[-1])  # the tensor may have more: placed parts
     schedule.reverse_compute_at(results, loop, preserve_unit_loops=True)
+    written = primitives.columns_of(schedule, results)
     # Where columns were added (`lib.graph.widen`), those that are written must be whole vectors.
     primitives.vectorize_last(schedule, results, lanes if written == n_columns else narrowed(lanes, written))
 
