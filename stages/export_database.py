@@ -37,11 +37,11 @@ def run(model: ModelFiles, memory: Memory, target: AnyTarget, *, out: Path) -> i
     if not found:
         raise ModelError("Nothing is known of this model's subgraphs under these conditions. Run `TuneModel` first.")
     module = load_module(model.module.read_text())
-    schedules = [(workload, *best) for row, best in found for workload in _workloads(module, row["functions"])]
+    schedules = [(workload, *best) for row, best in found for workload in workloads(module, row["functions"])]
     return interchange.write(out, schedules, target.tvm())
 
 
-def _workloads(module: tvm.IRModule, names: Sequence[str]) -> list[tvm.IRModule]:
+def workloads(module: tvm.IRModule, names: Sequence[str]) -> list[tvm.IRModule]:
     """Those of some functions, equal ones once."""
     found = [as_workload(module[name]) for name in names]
     return list({tvm_ffi.structural_hash(each, map_free_vars=True): each for each in found}.values())

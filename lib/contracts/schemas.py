@@ -32,12 +32,7 @@ SUBGRAPHS = _schema(
     [
         _col("subgraph_id", pa.string(), "1", "digest of the workload's canonical text"),
         _col("name", pa.string(), "1", "the fused function's name in module.json; for people only"),
-        _col(
-            "functions",
-            _list_of(pa.string()),
-            "1",
-            "all functions of module.json with this workload, of whatever channels",
-        ),
+        _col("functions", _list_of(pa.string()), "1", "all of module.json with this workload, of whatever channels"),
         _col("weight", pa.int32(), "calls", "how often one inference calls it"),
         _col("flop", pa.float64(), "FLOP", "per call; a multiply-add is 2, exp and erf are 0"),
         _col("core_operator", pa.string(), "1", "what its heaviest block computes, read from the TIR"),

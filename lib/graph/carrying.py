@@ -9,7 +9,7 @@ bf16 and in bytes it reads all of them, of which its instructions want a multipl
 What stands in the added channels is computed from zeros, and finite.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import tvm
 from tvm import relax
@@ -19,7 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from lib.graph import reweight, widen
 from lib.graph.fusion import Model
 from lib.graph.reweight import shape_of
-from lib.graph.rewrite import alike, dtype, groups_of, is_call, is_channels_last
+from lib.graph.rewrite import alike, arguments, dtype, groups_of, is_call, is_channels_last, mutated
 from lib.machine.registers import narrowed
 
 _CONVOLUTION = "relax.nn.conv2d"
@@ -46,7 +46,8 @@ def carried(model: Model, lanes: int, *, reads_all: bool = False) -> Model:
     found = _Survey(model, lanes).worthwhile()
     if not found:
         return model
-    module = _Carrier(model.module, found, lanes, reads_all=reads_all).carried()
+    module = mutated(_Carrier(model.module, found, lanes, reads_all=reads_all), model.module)
+    module = transform.DeadCodeElimination()(transform.CanonicalizeBindings()(module))
     return reweight.padded_once(Model(module, model.weights))
 
 
@@ -60,7 +61,7 @@ class _Survey:
         self._lanes = lanes
         self._readers: dict[relax.Expr, list[relax.Var]] = {}
         for var, value in self._values.items():
-            for arg in _arguments(value):
+            for arg in arguments(value):
                 self._readers.setdefault(arg, []).append(var)
         self._weights = {param for param in function.params
                          if str(param.name) in model.weights and len(self._readers.get(param, ())) == 1}  # fmt: skip
@@ -126,14 +127,8 @@ class _Survey:
 class _Carrier(PyExprMutator):
     def __init__(self, module: tvm.IRModule, found: Mapping[relax.Var, _Needs], lanes: int, *, reads_all: bool) -> None:
         super().__init__(module)
-        self._module, self._found, self._lanes, self._reads_all = module, found, lanes, reads_all
+        self._found, self._lanes, self._reads_all = found, lanes, reads_all
         self._wide: dict[relax.Expr, relax.Var] = {}
-
-    def carried(self) -> tvm.IRModule:
-        """The module with its `main` rewritten."""
-        function = self.visit_expr(self._module["main"])
-        self.builder_.update_func(self.builder_.get().get_global_var("main"), function)
-        return transform.DeadCodeElimination()(transform.CanonicalizeBindings()(self.builder_.get()))
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         if binding.var not in self._found:
@@ -176,13 +171,6 @@ class _Carrier(PyExprMutator):
         """A weight with zeros after its last axis, and the one before."""
         widths = [0] * (2 * len(shape_of(param))) + [0, rows, 0, columns]
         return self.builder_.emit(op.nn.pad(param, widths[-2 * len(shape_of(param)) :]))
-
-
-def _arguments(value: relax.Expr) -> Iterable[relax.Expr]:
-    """What an expression reads: a tuple's fields are its arguments, whatever becomes of it."""
-    if isinstance(value, relax.Call):
-        return [each for arg in value.args for each in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
-    return value.fields if isinstance(value, relax.Tuple) else [value]
 
 
 def _contains(needs: _Needs, var: relax.Expr) -> bool:

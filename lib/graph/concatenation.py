@@ -18,7 +18,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
 from lib.graph import patterns
-from lib.graph.rewrite import dtype, is_call, is_channels_last, static_shape
+from lib.graph.rewrite import arguments, dtype, is_call, is_channels_last, static_shape
 
 _JOINS = "joins_parts"  # attribute of the functions that stand for joint tensors
 _CALL_TIR = "relax.call_tir"
@@ -121,12 +121,8 @@ def _readers(function: relax.Function) -> dict[relax.Expr, list[relax.Expr]]:
     joined = {values.get(call.args[0], call.args[0]) for call in values.values() if _is_image_concat(call)}
     found: dict[relax.Expr, list[relax.Expr]] = {}
     for value in values.values():
-        if isinstance(value, relax.Tuple) and value in joined:
-            continue
-        args = value.args if isinstance(value, relax.Call) else [value]
-        for arg in args:
-            fields = arg.fields if isinstance(arg, relax.Tuple) and not _is_image_concat(value) else [arg]
-            for each in fields:
+        if value not in joined and not _is_image_concat(value):
+            for each in arguments(value):
                 found.setdefault(each, []).append(value)
     return found
 

@@ -184,6 +184,13 @@ def is_call(expr: relax.Expr | None, *operators: str) -> bool:
     return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in operators
 
 
+def arguments(value: relax.Expr) -> Sequence[relax.Expr]:
+    """What an expression reads; the fields of a tuple, not the tuple."""
+    if isinstance(value, relax.Call):
+        return [each for arg in value.args for each in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
+    return list(value.fields) if isinstance(value, relax.Tuple) else [value]
+
+
 def is_channels_last(convolution: relax.Call) -> bool:
     """Whether a convolution, transposed or not, has images in NHWC (signals in NWC, volumes in NDHWC) before and after
     it, and weights as `CHANNELS_LAST` has them."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.relax import op
 from tvm.s_tir import meta_schedule as ms
 
 from lib.contracts import tables
@@ -13,12 +14,14 @@ from lib.contracts.errors import ModelError
 from lib.contracts.files import RunFiles
 from lib.contracts.schemas import SUBGRAPHS
 from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution, interchange
 from lib.tir.numerics import random_values, relative_error
 from lib.tir.workload import load_module
 from lib.tuning.memory import Memory
 from stages import export_database, import_database, measure
 from tests.helpers import matmul
+from tests.lib.graph.rules import helpers as graphs
 from tests.stages.conftest import PROVENANCE
 from tests.stages.test_measure import Recorder
 
@@ -81,6 +84,31 @@ def test_what_goes_out_is_the_fastest_of_each_subgraph(started, memory, cpu, tmp
         known = memory.of(row["core_operator"], row["subgraph_id"]).to_pylist()
         best = min(np.median(each["latencies"]) for each in known if each["origin"] != "untuned")
         assert [record.seconds for record in found[row["subgraph_id"]]] == [pytest.approx(best)]
+
+
+def halves(x):
+    """Two convolutions that differ in the channels that they read and write."""
+    weight = graphs.const(graphs.random((1, 1, 16, 32)))
+    parts = [op.strided_slice(x, [3], [16 * n], [16 * n + 16], [1]) for n in range(2)]
+    return op.concat([op.nn.conv2d(each, weight, data_layout="NHWC", kernel_layout="HWIO") for each in parts], 3)
+
+
+def test_convolutions_of_other_channels_go_out_each_and_come_in_as_one_subgraph(cpu, tmp_path):
+    given = fusion.fuse(fusion.lift_constants(graphs.module(halves, (1, 4, 4, 32))).module, cpu.tvm())
+    [subgraph] = extract_subgraphs(given)
+    [program] = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 1, known=(), seed=0)
+    workloads = export_database.workloads(given, subgraph.functions)
+
+    interchange.write(tmp_path, [(each, program.trace, 1e-3) for each in workloads], cpu.tvm())
+    found = import_database.of_subgraphs(
+        interchange.read(tmp_path), {subgraph.subgraph_id: {"workload": subgraph.workload}}
+    )
+
+    assert len(workloads) == 2
+    assert len(found[subgraph.subgraph_id]) == 2
+    with cpu.tvm():
+        applied = relax.transform.MetaScheduleApplyDatabase(str(tmp_path))(given)
+    assert sum("tirx.is_scheduled" in (f.attrs or {}) for f in applied.functions.values()) == 2
 
 
 @pytest.fixture

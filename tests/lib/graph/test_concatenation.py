@@ -241,8 +241,7 @@ def test_weights_of_every_part_are_packed_before_an_inference(cpu, tmp_path):
 
 
 def parts_that_fill_no_vectors(x):
-    weight = const(random((3, 3, 1, IMAGE[3]), 5))
-    apart = op.nn.conv2d(x, weight, padding=1, groups=IMAGE[3], data_layout="NHWC", kernel_layout="HWIO")
+    apart = depthwise(x, IMAGE[3])
     return op.concat([op.nn.silu(conv(x, 20)), x, op.nn.relu(conv(x, 60, 2, 3)), op.nn.relu(apart)], 3)
 
 
