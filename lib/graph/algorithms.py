@@ -3,14 +3,14 @@
 from dataclasses import asdict, dataclass
 
 from lib.contracts.errors import ConfigError, TargetError
-from lib.graph import attention, carrying, lookups, precision, reweight, signed, widen, winograd
+from lib.graph import attention, carrying, lookups, pixels, precision, reweight, signed, splitting, widen, winograd
 from lib.graph.fusion import Model
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
 from lib.machine.targets import AnyTarget
 
-AS_IT_IS, IN_BF16, IN_INT8 = "model", "bf16", "int8"
-PRECISIONS = (AS_IT_IS, IN_BF16, IN_INT8)
+AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_INT8 = "model", "bf16", "bf16x3", "int8"
+PRECISIONS = (AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_INT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class AlgorithmConfig:
     winograd: str = "auto"  # 3x3 convolutions in Winograd's way
     widen: str = "auto"  # output channels to whole vectors
     attention: str = "auto"  # in one kernel, where scores stay in caches, or in three, whichever is faster
-    precision: str = AS_IT_IS  # or bf16: of what products and convolutions read; int8 is what a quantised file has
+    # Of what products and convolutions read: as the file has it, which int8 makes one of; bf16; three products of bf16.
+    precision: str = AS_IT_IS
 
     def __post_init__(self) -> None:
         for name in ("winograd", "widen", "attention"):
@@ -41,9 +42,9 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     Raises:
         TargetError: The target has no instructions for this precision.
     """
-    is_narrow = config.precision == IN_BF16
+    is_narrow, in_three = config.precision == IN_BF16, config.precision == IN_THREE_BF16
     if target.kind != "llvm":
-        if is_narrow:
+        if is_narrow or in_three:
             raise TargetError(f"--precision {config.precision} is for CPUs; on {target.name} there is no such kernel.")
         return model
     machine = registers(target.tvm())
@@ -52,6 +53,12 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
             f"--precision bf16: {target.name} has no instruction for bf16 (AVX512-BF16, or BF16 of ARM). Leave the "
             "option out: the model is then tuned as its file has it."
         )
+    matrix = machine.matrix(BF16)
+    if in_three and not matrix:
+        raise TargetError(
+            f"--precision bf16x3: {target.name} has no instruction that multiplies matrices in bf16 (AMX), and without "
+            "one float32 is faster. Leave the option out: the model is then tuned as its file has it."
+        )
     of_bytes = [dot for dot in machine.dots if dot.weights == INT8.weights]
     takes_unsigned = any(dot.data == INT8.data for dot in of_bytes)
     if not of_bytes:
@@ -59,9 +66,12 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     elif not takes_unsigned:
         model = signed.in_signed(model, of_bytes[0])
     if config.widen == "auto":
-        model = carrying.carried(model, machine.lanes, reads_all=is_narrow)
+        model = carrying.carried(model, machine.lanes, reads_all=is_narrow or in_three)
+    by_matrices = in_three or (is_narrow and matrix is not None)
+    if not by_matrices:  # whose tiles are of several lines as well
+        model = pixels.at_once(model, machine.count)
     choices: list[reweight.Choose] = []
-    if config.winograd == "auto" and not (is_narrow and machine.matrices):  # whose products are cheaper than transforms
+    if config.winograd == "auto" and not by_matrices:  # whose products are cheaper than transforms
         choices.append(winograd.narrow_replacement if is_narrow else winograd.replacement)
     if config.widen == "auto":
         choices.append(widen.replacement(machine.lanes))
@@ -72,4 +82,6 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
     if machine.looks_up:
         chosen = lookups.in_tables(chosen)
-    return precision.in_bf16(chosen, machine.lanes, machine.matrix(BF16)) if is_narrow else chosen
+    if in_three and matrix:
+        chosen = splitting.in_three(chosen, matrix)
+    return precision.in_bf16(chosen, machine.lanes, matrix) if is_narrow else chosen
