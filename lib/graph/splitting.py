@@ -5,21 +5,28 @@ that a product of two floats then is, the one of both rests is left out:
 
     x w = h_x h_w + h_x l_w + l_x h_w, but for 2**-16 of it
 
-So a contraction with C input channels is one in bf16 with 3 C of them, of data [h_x, h_x, l_x] and weights
-[h_w, l_w, h_w], whose sums are in float32. Weights are split when a model is compiled. Data are split by the function
-that multiplies them, within its padding if it has any: like that (`lib.search.spaces.contraction`), by each task as much
-as it reads, or at once. Numbers that bf16 cannot hold, from 3.39e38 on, are none afterwards.
+Sums are in float32. The reduction goes by blocks of channels that the instruction takes at once, and in each by these
+three products, so that both parts of the data, and of the weights, are in L1 when they are read again. Weights are
+split when a model is compiled, and take as many bytes as before; since not each part is read equally often, no rule
+of MetaSchedule's finds their order, which is this:
+
+    columns / 16, kernel window, blocks of channels, 2 parts, pairs of channels, 16 columns, 2 channels
+
+Data are split by the function that multiplies them, within their padding if there is any: like that
+(`lib.search.spaces.contraction`), by each task as much as it reads, or at once. Numbers that bf16 cannot hold, from
+3.39e38 on, are none afterwards.
 Source: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype for Higher-Precision
 Computations" (ARITH 2019).
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import ml_dtypes
 import numpy as np
-from tvm import relax, te, tirx, topi
+from tvm import relax, te, tirx
 
 from lib.graph import patterns, reweight
 from lib.graph.fusion import Model
@@ -29,10 +36,18 @@ from lib.machine.dots import Matrix
 
 FUNCTION = "in_three"  # in the names of the functions, for people
 _WIDE, _NARROW = "float32", "bfloat16"
-_PARTS = 3
-_TOGETHER = 4  # channels: data are split in vectors, the shorter the slower
+_PRODUCTS, _PARTS = 3, 2
+_VECTORS = (16, 8, 4)  # channels that are split together (`lib.search.spaces.primitives.pad`)
 _FEWEST_ROWS = 4  # of a tile
 _LEAST = 48  # products of a number, for which it is split once
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Of channels: so many, and of how many channels. The last one may have zeros."""
+
+    count: int
+    length: int
 
 
 def in_three(model: Model, matrix: Matrix) -> Model:
@@ -48,12 +63,17 @@ def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
     if not weight or not out or not shape_of(call.args[0]) or not has_columns_last(call, weight):
         return None
     *window, channels, columns = weight
-    is_whole = groups_of(call) == 1 and channels % _TOGETHER == 0 and columns % matrix.LANES == 0
     has_rows = len(out) > 1 and out[-2] >= _FEWEST_ROWS and math.prod(out[:-1]) >= matrix.ROWS
-    if not is_whole or not has_rows or _uses(call, window, columns) < _LEAST:
+    if groups_of(call) > 1 or columns % matrix.LANES or not has_rows or _uses(call, window, columns) < _LEAST:
         return None
-    shape = (*window, _PARTS * channels, columns)
-    return Replacement(FUNCTION, value=_weights_in_three, shape=shape, emit=_emit, dtype=_NARROW)
+    blocks = _blocks(channels, matrix)
+    if blocks is None:
+        return None
+    depth = matrix.dot.depth
+    return Replacement(
+        FUNCTION, value=partial(_weights_apart, blocks, matrix), dtype=_NARROW, emit=partial(_emit, blocks, matrix),
+        shape=(columns // matrix.LANES, *window, blocks.count, _PARTS, blocks.length // depth, matrix.LANES, depth),
+    )  # fmt: skip
 
 
 def _uses(call: relax.Call, window: Sequence[int], columns: int) -> float:
@@ -62,56 +82,95 @@ def _uses(call: relax.Call, window: Sequence[int], columns: int) -> float:
     return columns * math.prod(window) / math.prod(strides)
 
 
-def _weights_in_three(weight: np.ndarray) -> np.ndarray:
-    """(..., C, O) as (..., 3 * C, O)."""
-    high = weight.astype(ml_dtypes.bfloat16)
-    low = (weight - high.astype(np.float32)).astype(ml_dtypes.bfloat16)
-    return np.concatenate([high, low, high], axis=-2)
+def _blocks(channels: int, matrix: Matrix) -> _Blocks | None:
+    """The fewest, and of those the shortest, whose vectors are of channels, or of zeros; None if vectors divide no
+    channels."""
+    most = matrix.STEPS * matrix.dot.depth
+    found = [
+        _Blocks(-(-channels // length), length)
+        for length in range(_VECTORS[-1], most + 1, _VECTORS[-1])
+        if channels % next(n for n in _VECTORS if length % n == 0) == 0
+    ]
+    return min(found, key=lambda each: (each.count, each.length), default=None)
 
 
-def _emit(builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
-    is_product = is_call(call, "relax.matmul")
-    compute = _product if is_product else partial(_convolution, call.attrs)
-    name = f"{call.op.name.rpartition('.')[2]}_{FUNCTION}"
+def _weights_apart(blocks: _Blocks, matrix: Matrix, weight: np.ndarray) -> np.ndarray:
+    """Of (..., C, O), both parts in the order above."""
+    *window, channels, columns = weight.shape
+    more, depth = blocks.count * blocks.length - channels, matrix.dot.depth
+    parts = np.stack(_parts(reweight.deeper(more, weight)))
+    apart = (blocks.count, blocks.length // depth, depth, columns // matrix.LANES, matrix.LANES)
+    n = len(window)
+    count, pair, within, column, lane = range(n + 1, n + 6)
+    order = [column, *range(1, n + 1), count, 0, pair, lane, within]
+    return np.ascontiguousarray(parts.reshape(_PARTS, *window, *apart).transpose(order))
+
+
+def _parts(whole: np.ndarray) -> list[np.ndarray]:
+    high = whole.astype(ml_dtypes.bfloat16)
+    return [high, (whole - high.astype(np.float32)).astype(ml_dtypes.bfloat16)]
+
+
+def _emit(
+    blocks: _Blocks, matrix: Matrix, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
+) -> relax.Expr:
+    operator, shape = call.op.name.rpartition(".")[2], shape_of(call)
     return builder.call_te(
-        compute, *args, primfunc_name_hint=name, primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE)
+        partial(_sums, operator, call.attrs, shape, blocks, matrix), *args,
+        primfunc_name_hint=f"{operator}_{FUNCTION}", primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
+    )  # fmt: skip
+
+
+def _sums(
+    operator: str, attrs: object, shape: Sequence[int], blocks: _Blocks, matrix: Matrix, data: te.Tensor,
+    weight: te.Tensor,
+) -> te.Tensor:  # fmt: skip
+    """A product, or a convolution with channels last, of a shape."""
+    is_product = operator == "matmul"
+    strides, padding, dilation = (
+        [] if is_product else [int(n) for n in getattr(attrs, name)] for name in ("strides", "padding", "dilation")
+    )
+    parts, depth = _data_apart(data, padding, blocks), matrix.dot.depth
+    window = [te.reduce_axis((0, weight.shape[1 + n]), f"r{n}") for n in range(len(strides))]
+    block, product, turn = (
+        te.reduce_axis((0, extent), name)
+        for extent, name in ((blocks.count, "block"), (_PRODUCTS, "product"), (blocks.length, "turn"))
     )
 
-
-def _product(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    parts = _data_in_three(data, [])
-    turn = te.reduce_axis((0, weight.shape[0]), "k")
-
     def at(*index: tirx.Var) -> tirx.Expr:
-        *row, column = index
-        return te.sum(parts(*row, turn).astype(_WIDE) * weight(turn, column).astype(_WIDE), axis=turn)
+        *place, column = index
+        outer = place[: len(place) - len(window)]
+        pixel = [
+            x * step + tap * far
+            for x, step, tap, far in zip(place[len(outer) :], strides, window, dilation, strict=True)
+        ]
+        of_data = parts(*outer, *pixel, block, product // _PARTS, turn)
+        of_weight = weight(
+            column // matrix.LANES, *window, block, product % _PARTS, turn // depth, column % matrix.LANES, turn % depth
+        )
+        return te.sum(of_data.astype(_WIDE) * of_weight.astype(_WIDE), axis=[*window, block, product, turn])
 
-    return te.compute([*data.shape[:-1], weight.shape[1]], at, name="matmul")
+    return te.compute([tirx.IntImm("int64", n) for n in shape], at, name=f"{operator}_{FUNCTION}")
 
 
-def _convolution(attrs: object, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    strides, padding, dilation = ([int(n) for n in getattr(attrs, name)] for name in ("strides", "padding", "dilation"))
-    parts, none = _data_in_three(data, padding), [0] * len(padding)
-    layouts = str(attrs.data_layout), str(attrs.kernel_layout)
-    return topi.nn.conv(parts, weight, strides, none, dilation, 1, *layouts, _WIDE)
-
-
-def _data_in_three(data: te.Tensor, padding: Sequence[int]) -> te.Tensor:
-    """(..., C) as (..., 3 * C), with zeros before and after the axes of space."""
+def _data_apart(data: te.Tensor, padding: Sequence[int], blocks: _Blocks) -> te.Tensor:
+    """(..., C) as (..., blocks, 2 parts, channels of a block), with zeros before and after the axes of space."""
     *outer, channels = data.shape
     n = len(padding) // 2
-    before, after = [0] * (len(outer) - n) + [*padding[:n]], [0] * (len(outer) - n) + [*padding[n:]]
+    before, after = ([0] * (len(outer) - n) + [*each] for each in (padding[:n], padding[n:]))
     shape = [extent + a + b for extent, a, b in zip(outer, before, after, strict=True)]
 
     def value(*index: tirx.Var) -> tirx.Expr:
-        *place, turn = index
-        source = [at - first for at, first in zip(place, before, strict=True)]
-        whole = data(*source, turn % channels)
+        *place, block, part, turn = index
+        source, channel = [at - first for at, first in zip(place, before, strict=True)], block * blocks.length + turn
+        whole = data(*source, channel)
         high = whole.astype(_NARROW)
         low = (whole - high.astype(_WIDE)).astype(_NARROW)
-        part = tirx.if_then_else(turn // channels < _PARTS - 1, high, low)
-        inside = [tirx.all(at >= 0, at < extent) for at, extent, a, b in zip(source, outer, before, after, strict=True)
-                  if a or b]  # fmt: skip
-        return tirx.if_then_else(tirx.all(*inside), part, tirx.const(0, _NARROW)) if inside else part
+        found = tirx.if_then_else(part < 1, high, low)
+        inside = [each for at, extent, padded in zip(source, outer, shape, strict=True) if int(padded) > int(extent)
+                  for each in (at >= 0, at < extent)]  # fmt: skip
+        if blocks.count * blocks.length > int(channels):
+            inside.append(channel < channels)
+        return tirx.if_then_else(tirx.all(*inside), found, tirx.const(0, _NARROW)) if inside else found
 
-    return te.compute([*shape, _PARTS * channels], value, name="split")
+    return te.compute([*shape, blocks.count, _PARTS, blocks.length], value, name="split")
