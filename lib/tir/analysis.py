@@ -187,10 +187,13 @@ def weight_and_data(block: SBlock) -> tuple[Any, Any] | None:
 def column(load: Any) -> Any:
     """The index of a load along the columns of a weight: the last one, or, of packed weights, the last but one, which
     may be the place in a vector of columns (`lib.graph.splitting`)."""
-    if not is_packed(load):
-        return load.indices[-1]
-    last = load.indices[-2]
-    return last.a if isinstance(last, tirx.FloorMod) else last
+    last = load.indices[-2 if is_packed(load) else -1]
+    return last.a if is_in_vectors(load) else last
+
+
+def is_in_vectors(load: Any) -> bool:
+    """Whether packed weights have their columns in vectors, so that nothing is gained by another order."""
+    return is_packed(load) and isinstance(load.indices[-2], tirx.FloorMod)
 
 
 def is_packed(load: Any) -> bool:

@@ -60,8 +60,22 @@ class Panel:
     start: list[Any]  # indices of its first element
     size: int  # elements
     step: int  # elements that are read in each step of the reduction
-    steps: list[tirx.For]  # the loops of the reduction, the innermost first
-    passes: list[tirx.For]  # the loops that read it again, the innermost first
+    steps: list["Turn"]  # of the reduction, the innermost first
+    passes: list["Turn"]  # that read it again, the innermost first
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The iteration of a loop, of so many that read other elements: the first of them, where some read these again."""
+
+    index: Any
+    count: int
+
+    @classmethod
+    def of(cls, loop: tirx.For, count: int | None = None) -> "Turn":
+        """Of a loop, all iterations of which read other elements unless it is said how many do."""
+        extent = int(loop.extent)
+        return cls(loop.loop_var if count in (None, extent) else loop.loop_var % count, count or extent)
 
 
 def _prefetches(nest: Sequence[tirx.For], params: Sequence[Any]) -> list[tirx.Stmt]:
@@ -70,7 +84,7 @@ def _prefetches(nest: Sequence[tirx.For], params: Sequence[Any]) -> list[tirx.St
     panel = _panel(nest, params)
     if panel is None:
         return []
-    n_passes = math.prod(int(loop.extent) for loop in panel.passes)
+    n_passes = math.prod(turn.count for turn in panel.passes)
     if n_passes > panel.step:
         return []
     element = analysis.itemsize(panel.weights.dtype)
@@ -89,11 +103,11 @@ def _prefetch(tensor: Any, indices: Sequence[Any]) -> Any:
     return tirx.call_intrin("void", "tirx.prefetch", address, _READ, _INTO_L2, _DATA)
 
 
-def _flat(loops: Sequence[tirx.For]) -> Any:
+def _flat(turns: Sequence[Turn]) -> Any:
     """The index of an iteration of nested loops, given the innermost first, as if they were fused."""
     index, length = tirx.IntImm("int64", 0), 1
-    for loop in loops:
-        index, length = index + loop.loop_var * length, length * int(loop.extent)
+    for turn in turns:
+        index, length = index + turn.index * length, length * turn.count
     return index
 
 
@@ -147,9 +161,20 @@ def _panel_of(
     again = itertools.takewhile(lambda loop: strides[loop] == 0, around[len(steps) :])
     passes = [loop for loop in again if loop.kind != tirx.ForKind.PARALLEL]
     size = step = math.prod(int(loop.extent) for loop in inner if strides[loop])
-    for loop in steps:
+    turns = [Turn.of(loop, _n_places(weights, indices, loop)) for loop in steps]
+    for loop, turn in zip(steps, turns, strict=True):
         if strides[loop] != size:
             return None
-        size *= int(loop.extent)
+        size *= turn.count
     within = {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0) for loop in (*inner, *steps, *passes)}
-    return Panel(weights, [analysis.replaced(index, within) for index in indices], size, step, steps, passes)
+    start = [analysis.replaced(index, within) for index in indices]
+    return Panel(weights, start, size, step, turns, list(map(Turn.of, passes)))
+
+
+def _n_places(tensor: Any, indices: Sequence[Any], loop: tirx.For) -> int:
+    """How many places iterations of a loop read: fewer than there are iterations where parts are read several times
+    (`lib.graph.splitting`)."""
+    extent, at = int(loop.extent), (indices, tensor.ty.shape, loop.loop_var)
+    if analysis.is_linear(*at, extent):
+        return extent
+    return len({analysis.stride(*at, n) for n in range(extent)})

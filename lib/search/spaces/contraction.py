@@ -60,10 +60,15 @@ def fits(workload: tvm.IRModule, target: Target, remainders: bool = True) -> boo
 def packs_weights(workload: tvm.IRModule, target: Target, remainders: bool = True) -> bool:
     """Whether RewriteLayout can bring the weights of all programs of a workload that fits into their order.
 
-    It knows no layouts with gaps: where vectors do not fill the columns, the one that it finds splits vectors.
+    It knows no layouts with gaps: where vectors do not fill the columns, the one that it finds splits vectors. Where
+    some are read more often than others, it writes them as often; these have their order already.
     """
     reduction = analysis.only_reduction(workload["main"])
+    operands = None if reduction is None else analysis.weight_and_data(reduction)
     assert reduction is not None
+    assert operands is not None
+    if analysis.is_in_vectors(operands[0]):
+        return False
     columns = int(reduction.iter_vars[analysis.last_axis(reduction)].dom.extent)
     return all(columns % tile.lanes == 0 for tile in _tiles_of(workload, target, remainders))
 
