@@ -1,14 +1,16 @@
-"""Libraries in float32, in bf16 and of bytes beside what ONNX Runtime and OpenVINO make of the same files.
+"""Libraries in float32, in three products of bf16, in bf16 and of bytes beside ONNX Runtime and OpenVINO.
 
     python benchmarks/quantize.py --onnx FILE --out FOLDER
-    python benchmarks/precision.py --onnx FILE --f32 COMPILED --bf16 COMPILED [--qdq QDQ --int8 COMPILED] [--out FOLDER]
+    python benchmarks/precision.py --onnx FILE --f32 COMPILED --bf16 COMPILED [--bf16x3 COMPILED]
+        [--qdq QDQ --int8 COMPILED] [--out FOLDER]
     python benchmarks/precision.py --table benchmarks/precision
 
-Measured like `versus.py`: a process a side, the others stopped, in a shuffled order for each turn. OpenVINO is run in
-float32 and at its default, which is bf16 on CPUs that have it, also beside bytes. Errors are those of the outputs to
-ONNX Runtime's in float32, over the largest output; sizes are of library and parameters together. What our libraries
-multiply and add would take the time in the table of bounds, if each operation ran at the peak of its instruction (of a
-loop of nothing but it, the highest that any run of the table measured): no library with the same operations is faster.
+These run the same files. Measured like `versus.py`: a process a side, the others stopped, in a shuffled order for each
+turn. OpenVINO is run in float32 and at its default, which is bf16 on CPUs that have it, also beside bytes. Errors are
+those of the outputs to ONNX Runtime's in float32, over the largest output; sizes are of library and parameters together.
+What our libraries multiply and add would take the time in the table of bounds, if each operation ran at the peak of its
+instruction (of a loop of nothing but it, the highest that any run of the table measured): no library with the same
+operations is faster.
 """
 
 import argparse
@@ -28,12 +30,13 @@ from lib.contracts.schemas import SUBGRAPHS
 from lib.machine import host
 from lib.report.text import narrow_kind
 
-F32, BF16, INT8 = "ours f32", "ours bf16", "ours int8"
+F32, THREE, BF16, INT8 = "ours f32", "ours bf16x3", "ours bf16", "ours int8"
 ORT, OPENVINO, DEFAULT = "ONNX Runtime", "OpenVINO f32", "OpenVINO"
 ORT_QDQ, OPENVINO_QDQ = "ONNX Runtime QDQ", "OpenVINO QDQ"
-_ORDER = (F32, BF16, INT8, ORT, OPENVINO, DEFAULT, ORT_QDQ, OPENVINO_QDQ)
+_ORDER = (F32, THREE, BF16, INT8, ORT, OPENVINO, DEFAULT, ORT_QDQ, OPENVINO_QDQ)
 _RATIOS = {
     "f32": (F32, [ORT, OPENVINO]),
+    "bf16x3, to the better one in f32": (THREE, [ORT, OPENVINO]),
     "bf16, to OpenVINO's default": (BF16, [DEFAULT]),
     "int8, to the better one": (INT8, [ORT_QDQ, OPENVINO_QDQ]),
 }
@@ -42,21 +45,34 @@ _RATIOS = {
 def table(rows: pd.DataFrame) -> list[str]:
     """The rows of any number of models as markdown: latencies, ratios, and errors."""
     races = {str(model): versus.Race(part) for model, part in rows.groupby("model")}
-    heads = [*(f"{name}, ms" for name in _ORDER), *_RATIOS]
+    order, compared = _told(_ORDER, rows), {name: sides for name, sides in _RATIOS.items() if _told(sides[:1], rows)}
+    heads = [*(f"{name}, ms" for name in order), *compared]
     lines = [f"| model | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    ratios = {name: {model: _ratio(race, *sides) for model, race in races.items()} for name, sides in _RATIOS.items()}
+    ratios = {name: {model: _ratio(race, *sides) for model, race in races.items()} for name, sides in compared.items()}
     for model, race in races.items():
-        cells = [found.text(1e3) if (found := race.latency(name)) else "-" for name in _ORDER]
-        of_model = [ratios[name][model] for name in _RATIOS]
+        cells = [found.text(1e3) if (found := race.latency(name)) else "-" for name in order]
+        of_model = [ratios[name][model] for name in compared]
         cells += [intervals.estimate(*ratio).text() if ratio else "-" for ratio in of_model]
         lines.append(f"| {' | '.join([model, *cells])} |")
     means = []
-    for name in _RATIOS:
+    for name in compared:
         known = [ratio for ratio in ratios[name].values() if ratio]
         means.append(f"{intervals.geometric_mean(known).text()} (of {len(known)})" if known else "-")
-    lines.append(f"| geometric mean |{' |' * len(_ORDER)} {' | '.join(means)} |")
-    parts = [lines, _bounds(races, rows), versus.apart(rows, _RATIOS), _errors(rows), _sizes(rows), versus._notes(rows)]
+    lines.append(f"| geometric mean |{' |' * len(order)} {' | '.join(means)} |")
+    parts = [
+        lines,
+        _bounds(races, rows, compared),
+        versus.apart(rows, compared),
+        _errors(rows),
+        _sizes(rows),
+        versus._notes(rows),
+    ]
     return [line for part in parts for line in (*part, "")][:-1]
+
+
+def _told(sides: Sequence[str], rows: pd.DataFrame) -> list[str]:
+    """Those of some sides that a table has: all but one that few CPUs have an instruction for, where no row has it."""
+    return [side for side in sides if side != THREE or (rows["side"] == THREE).any()]
 
 
 def _ratio(race: versus.Race, ours: str, vendors: Sequence[str]) -> tuple[intervals.Statistic, int] | None:
@@ -66,18 +82,20 @@ def _ratio(race: versus.Race, ours: str, vendors: Sequence[str]) -> tuple[interv
     return intervals.best_ratio_of(there, race.latencies[ours]), len(race.latencies)
 
 
-def _bounds(races: Mapping[str, versus.Race], rows: pd.DataFrame) -> list[str]:
+def _bounds(
+    races: Mapping[str, versus.Race], rows: pd.DataFrame, compared: Mapping[str, tuple[str, Sequence[str]]]
+) -> list[str]:
     """Times at the peak, and how many times as fast as the better vendor a library could be by them at most."""
-    lines = [f"| at the peak, ms (ratio at most) | {' | '.join(_RATIOS)} |", "|---" * (len(_RATIOS) + 1) + "|"]
+    lines = [f"| at the peak, ms (ratio at most) | {' | '.join(compared)} |", "|---" * (len(compared) + 1) + "|"]
     known = rows.dropna(subset="work").drop_duplicates(["model", "side"])
     works = {(row["model"], row["side"]): row["work"] for row in known.to_dict("records")}
     peaks: dict[str, float] = {}  # of all runs: one that was disturbed has a lower one
     for each in (each for work in works.values() for each in work):
         peaks[each["instruction"]] = max(each["peak_flops"], peaks.get(each["instruction"], 0.0))
-    ratios: dict[str, list[float]] = {name: [] for name in _RATIOS}
+    ratios: dict[str, list[float]] = {name: [] for name in compared}
     for model, race in races.items():
         cells = []
-        for name, (ours, vendors) in _RATIOS.items():
+        for name, (ours, vendors) in compared.items():
             timed = [float(np.median(race.latencies[each])) for each in vendors if each in race.latencies]
             if (model, ours) not in works or not timed:
                 cells.append("-")
@@ -114,7 +132,7 @@ def work(compiled: Path) -> list[dict[str, object]] | None:
 
 def _errors(rows: pd.DataFrame) -> list[str]:
     """Of the outputs, as a table of their own."""
-    sides = (F32, BF16, DEFAULT, INT8, ORT_QDQ, OPENVINO_QDQ)
+    sides = _told((F32, THREE, BF16, DEFAULT, INT8, ORT_QDQ, OPENVINO_QDQ), rows)
     lines = [f"| error | {' | '.join(sides)} | revision | date |", "|---" * (len(sides) + 3) + "|"]
     for model, part in rows.groupby("model"):
         errors = part.groupby("side")["max_error"].max()
@@ -125,7 +143,8 @@ def _errors(rows: pd.DataFrame) -> list[str]:
 
 def _sizes(rows: pd.DataFrame) -> list[str]:
     """Of the libraries with their parameters, and of the files, as a table of their own."""
-    sides = {F32: F32, BF16: BF16, INT8: INT8, ORT: "file", ORT_QDQ: "file, quantised"}
+    names = {ORT: "file", ORT_QDQ: "file, quantised"}
+    sides = {side: names.get(side, side) for side in _told((F32, THREE, BF16, INT8, *names), rows)}
     lines = [f"| size, MB | {' | '.join(sides.values())} |", "|---" * (len(sides) + 1) + "|"]
     for model, part in rows.groupby("model"):
         sizes = part.groupby("side")["bytes"].max()
@@ -141,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--onnx", type=Path, help="in float32")
     parser.add_argument("--qdq", type=Path, help="the same, quantised")
     parser.add_argument("--f32", type=Path, metavar="FOLDER", help="`compiled/` of a run")
+    parser.add_argument("--bf16x3", type=Path, metavar="FOLDER", help="the same of one with --precision bf16x3")
     parser.add_argument("--bf16", type=Path, metavar="FOLDER", help="the same of one with --precision bf16")
     parser.add_argument("--int8", type=Path, metavar="FOLDER", help="the same of the quantised file")
     parser.add_argument("--turns", type=int, default=11)
@@ -153,7 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n".join(table(versus.read(given.table))))
         return
     kinds = {
-        F32: ("library", given.f32), BF16: ("library", given.bf16), INT8: ("library", given.int8),
+        F32: ("library", given.f32), THREE: ("library", given.bf16x3), BF16: ("library", given.bf16),
+        INT8: ("library", given.int8),
         ORT: ("onnxruntime", given.onnx), OPENVINO: ("openvino", given.onnx), DEFAULT: ("openvino_default", given.onnx),
         ORT_QDQ: ("onnxruntime", given.qdq), OPENVINO_QDQ: ("openvino_default", given.qdq),
     }  # fmt: skip

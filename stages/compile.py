@@ -19,7 +19,7 @@ from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
-from lib.graph.algorithms import AS_IT_IS, IN_BF16
+from lib.graph.algorithms import AS_IT_IS, IN_BF16, MULTIPLY_BF16
 from lib.machine import host, targets
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
@@ -128,7 +128,7 @@ def run(
         with clock.spent("finalists"):
             peaks = {"peak_flops": peak.flops(target, pool)}
             machine = registers(target.tvm()) if isinstance(target, targets.CpuTarget) else None
-            for name, is_used, kind in (("bf16", precision == IN_BF16, BF16), ("int8", has_bytes, INT8)):
+            for name, is_used, kind in (("bf16", precision in MULTIPLY_BF16, BF16), ("int8", has_bytes, INT8)):
                 if is_used and machine and (instruction := machine.fastest(kind.weights)):
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, instruction)
         outputs = deploy.outputs(module, onnx_facts.output_names(onnx.path) if onnx else ())

@@ -11,6 +11,7 @@ from lib.machine.targets import AnyTarget
 
 AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_INT8 = "model", "bf16", "bf16x3", "int8"
 PRECISIONS = (AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_INT8)
+MULTIPLY_BF16 = (IN_BF16, IN_THREE_BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     """
     is_narrow, in_three = config.precision == IN_BF16, config.precision == IN_THREE_BF16
     if target.kind != "llvm":
-        if is_narrow or in_three:
+        if config.precision in MULTIPLY_BF16:
             raise TargetError(f"--precision {config.precision} is for CPUs; on {target.name} there is no such kernel.")
         return model
     machine = registers(target.tvm())

@@ -5,6 +5,7 @@ for the importer to refuse by name. Shapes are static, and what says how to comp
 ran before. All of this was seen on the backend tests of the onnx package with TVM 0.27.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -274,6 +275,31 @@ def _resize(node: onnx.NodeProto, graph: Graph) -> Nodes:
     return graph.ending(node, nodes)
 
 
+def _col2im(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Axis by axis, as a sum of what each tap of the windows adds to a pixel."""
+    shape, *sizes = graph.shape(node.input[0]), *map(graph.value, node.input[1:3])
+    image, block = ([] if size is None else [int(n) for n in size] for size in sizes)
+    if shape is None or not image or not block:
+        return None
+    given, n = attributes(node, strides=None, dilations=None, pads=None), len(image)
+    strides, dilations, pads = given["strides"] or [1] * n, given["dilations"] or [1] * n, given["pads"] or [0] * 2 * n
+    counts = [(extent + pads[a] + pads[n + a] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1
+              for a, extent in enumerate(image)]  # fmt: skip
+    batch, channels = shape[0], shape[1] // math.prod(block)
+    joined = [taps * count for taps, count in zip(block, counts, strict=True)]
+    apart = graph.node("Reshape", node.input[0], graph.constant(np.array([batch, channels, *block, *counts])))
+    beside = graph.node("Transpose", apart.output[0], perm=[0, 1, *(2 + a + b for a in range(n) for b in (0, n))])
+    nodes = [
+        apart,
+        beside,
+        graph.node("Reshape", beside.output[0], graph.constant(np.array([batch, channels, *joined]))),
+    ]
+    for a, extent in enumerate(image):
+        taps = onnx_resize.windows(extent, counts[a], block[a], strides[a], dilations[a], pads[a])
+        nodes += _along(nodes[-1].output[0], 2 + a, taps, 2 + n, graph.dtype(node.input[0]), graph)
+    return graph.ending(node, nodes)
+
+
 def _along(
     name: str, axis: int, taps: onnx_resize.Taps, ndim: int, dtype: Any, graph: Graph
 ) -> Iterator[onnx.NodeProto]:
@@ -316,6 +342,7 @@ RULES: dict[str, Rule] = {
     "SpaceToDepth": _space_to_depth,
     "DFT": _dft,
     "Resize": _resize,
+    "Col2Im": _col2im,
     "LSTM": onnx_recurrence.lstm,
     "GRU": onnx_recurrence.gru,
     "RNN": onnx_recurrence.rnn,

@@ -1,4 +1,4 @@
-"""ONNX's Resize along one axis: each output is a weighted sum of a few inputs, at places known before anything runs.
+"""ONNX's Resize and Col2Im along one axis: each output is a weighted sum of a few inputs, at places known beforehand.
 
 Follows the operator's specification (Resize-19: coordinate transformations, nearest modes, cubic coefficients, the
 stretched kernels of `antialias`, `exclude_outside`), where TVM's importer follows parts of it.
@@ -35,6 +35,20 @@ class Taps:
     indices: np.ndarray  # [taps, outputs], int64
     weights: np.ndarray  # [taps, outputs], float64
     constant: np.ndarray  # [outputs], float64
+
+
+def windows(extent: int, count: int, size: int, stride: int, dilation: int, before: int) -> Taps:
+    """Of an axis of some extent, where windows overlap (Col2Im): what they have for a pixel is added. For each tap, the
+    input has those of all windows.
+
+    Args:
+        count: Windows; `size`: taps of one, so far apart as `dilation` says.
+        before: Pixels of the first window that lie before the first one.
+    """
+    steps, rest = np.divmod(np.arange(extent) + before - dilation * np.arange(size)[:, None], stride)
+    is_there = (rest == 0) & (steps >= 0) & (steps < count)
+    indices = np.where(is_there, steps + count * np.arange(size)[:, None], 0)
+    return Taps(indices, is_there.astype(np.float64), np.zeros(extent))
 
 
 def taps(n: int, n_out: int, scale: float, resize: Resize, roi: tuple[float, float] = (0.0, 1.0)) -> Taps:

@@ -14,7 +14,7 @@ from .model import Model
 from .weights import Mapped, entries
 
 _UNTIMED = {False: "not timed", True: "see above"}
-_PRECISIONS = {"model": "as the model's file has it"}
+_PRECISIONS = {"model": "as the model's file has it", "bf16x3": "float32, as three products of bf16 each"}
 
 
 def main(

@@ -37,6 +37,7 @@ BY_RULE = [
     "sum_example", "mean_example", "max_example", "max_float64", "min_int32", "isinf_positive", "isinf_negative",
     "pow_types_int32_float32", "pow_types_float32_int64", "reduce_max_bool_inputs", "reduce_min_bool_inputs",
     "convtranspose_output_shape", "spacetodepth_crd_mode_example", "spacetodepth_example", "tile",
+    "col2im", "col2im_5d", "col2im_dilations", "col2im_pads", "col2im_strides",
     "l1normalization_axis_0", "l2normalization_axis_1", "dft", "dft_axis", "dft_inverse", "dft_rfft", "dft_opset19",
 ]  # fmt: skip
 RECURRENT = [

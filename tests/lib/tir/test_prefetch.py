@@ -52,8 +52,8 @@ def reads(nest, weights):
     ]
 
 
-def lines(loads, loops):
-    """The cache lines of loads in all iterations of some loops, with the others at zero."""
+def lines(loads, loops, line=LINE):
+    """The cache lines, of so many elements, of loads in all iterations of some loops, with the others at zero."""
     found = set()
     for iteration in itertools.product(*(range(int(loop.extent)) for loop in loops)):
         at = {loop.loop_var: tirx.IntImm("int64", n) for loop, n in zip(loops, iteration, strict=True)}
@@ -62,7 +62,7 @@ def lines(loads, loops):
             for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
                 others = {v: tirx.IntImm("int64", 0) for v in analysis.walk(index, tirx.Var) if v not in at}
                 place = place * int(extent) + int(Analyzer().simplify(analysis.replaced(index, {**at, **others})))
-            found.add(place // LINE)
+            found.add(place // line)
     return found
 
 

@@ -1,0 +1,173 @@
+"""Floats as three products of bf16: how exact, of what, and by which programs; run untuned, so on any CPU."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from lib.contracts.errors import TargetError
+from lib.graph import fusion, splitting
+from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
+from lib.graph.subgraphs import extract_subgraphs
+from lib.machine import targets
+from lib.machine.dots import AMX_BF16
+from lib.search import evolution
+from lib.search.spaces import contraction
+from lib.tir import analysis, prefetch, traces
+from lib.tir.workload import load_module
+from tests.lib.graph.rules.helpers import const, module, operators, random, run
+from tests.lib.tir.test_prefetch import lines, prefetched, reads
+
+NARROW = 2.0**-8  # to which bf16 rounds; products of three have 2**-16
+AMX = targets.cpu_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids", "num-cores": 2}')
+LINE = 32  # elements of bf16
+
+
+def product(x, columns=64):
+    return op.matmul(x, const(random((64, columns), 1)))
+
+
+def conv(x, channels=16, columns=64, size=3, groups=1, **attrs):
+    weight = const(random((size, size, channels // groups, columns), 1))
+    return op.nn.conv2d(x, weight, groups=groups, data_layout="NHWC", kernel_layout="HWIO", **attrs)
+
+
+def signal(x):
+    weight = const(random((5, 24, 64), 1))
+    return op.nn.conv1d(x, weight, padding=[2, 1], data_layout="NWC", kernel_layout="WIO")
+
+
+def volume(x):
+    weight = const(random((2, 3, 3, 8, 64), 1))
+    return op.nn.conv3d(x, weight, strides=(1, 2, 1), padding=1, data_layout="NDHWC", kernel_layout="DHWIO")
+
+
+COMPUTED = {
+    "a product": (product, (2, 16, 64)),
+    "a convolution": (conv, (1, 6, 7, 16)),
+    "with a border": (lambda x: conv(x, padding=[1, 0, 1, 1]), (1, 6, 7, 16)),
+    "in steps": (lambda x: conv(x, padding=1, strides=2), (1, 9, 16, 16)),
+    "of pixels apart": (lambda x: conv(x, padding=2, dilation=2), (1, 6, 7, 16)),
+    "of single pixels": (lambda x: conv(x, size=1), (2, 6, 7, 16)),
+    "of a signal": (signal, (1, 19, 24)),
+    "of a volume": (volume, (1, 3, 6, 7, 8)),
+    "of three blocks of channels": (lambda x: conv(x, 80, size=1), (1, 6, 7, 80)),
+    "of blocks with zeros": (lambda x: conv(x, 116, size=1), (1, 6, 7, 116)),
+}
+
+
+def in_three(build, shape):
+    model = fusion.lift_constants(module(build, shape))
+    return model, splitting.in_three(model, AMX_BF16)
+
+
+@pytest.mark.parametrize(("build", "shape"), COMPUTED.values(), ids=COMPUTED)
+def test_results_are_those_of_floats_but_for_the_products_of_rests(build, shape, cpu):
+    x = random(shape)
+    [expected] = run(module(build, shape), x)
+    _, found = in_three(build, shape)
+
+    [y] = run(fusion.fuse(found.module, cpu.tvm()), x, *found.weights.values())
+
+    assert {value.dtype for value in found.weights.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    assert np.abs(y - expected).max() < NARROW**2 * np.abs(expected).max()
+
+
+def test_results_of_one_product_of_bf16_are_not_that_exact():
+    x, w = random((32, 64)), random((64, 64), 1)
+    rounded = [each.astype(ml_dtypes.bfloat16).astype(np.float32) for each in (x, w)]
+
+    assert np.abs(np.matmul(*rounded) - x @ w).max() > 50 * NARROW**2 * np.abs(x @ w).max()
+
+
+def test_weights_take_as_many_bytes_as_before():
+    before, found = in_three(lambda x: conv(x, 64), (1, 6, 7, 64))
+
+    assert [w.nbytes for w in found.weights.values()] == [w.nbytes for w in before.weights.values()]
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "why"),
+    [
+        (lambda x: conv(x, groups=2), (1, 6, 7, 16), "groups have columns of their own"),
+        (lambda x: conv(x, columns=72), (1, 6, 7, 16), "72 columns are four vectors and a half"),
+        (lambda x: conv(x, columns=32, size=1), (1, 6, 7, 16), "splitting takes longer than is gained in 32 products"),
+        (lambda x: conv(x, size=2, columns=64, strides=4), (1, 16, 20, 16), "and in 16"),
+        (lambda x: conv(x, 6), (1, 6, 7, 6), "no vectors of channels"),
+        (product, (1, 3, 64), "tiles of three rows"),
+        (product, (4, 2, 64), "and of two"),
+        (lambda x: op.matmul(x, op.permute_dims(x, [0, 2, 1])), (1, 64, 64), "a product of activations"),
+        (
+            lambda x: op.matmul(op.astype(x, "float16"), const(random((64, 64)).astype("float16"))),
+            (1, 64, 64),
+            "halves",
+        ),
+        (lambda x: op.nn.conv2d(x, const(random((64, 16, 3, 3)))), (1, 16, 6, 7), "channels first"),
+    ],
+)
+def test_others_stay(build, shape, why):
+    model, found = in_three(build, shape)
+
+    assert found is model, why
+
+
+def programs(build, shape):
+    """Those of its subgraph, as a CPU with AMX has them."""
+    _, found = in_three(build, shape)
+    [subgraph] = extract_subgraphs(fusion.fuse(found.module, AMX.tvm()))
+    workload = load_module(subgraph.workload)
+    assert contraction.fits(workload, AMX.tvm())
+    made = evolution.sample(workload, AMX.tvm(), 6, known=set(), seed=0)
+    return subgraph, workload, [traces.program(workload, each.trace, AMX.tvm()) for each in made]
+
+
+def test_programs_are_those_of_bf16_with_data_split_in_tasks_or_at_once():
+    def build(x):
+        return op.nn.relu(op.add(conv(x, 64, padding=1), const(random((64,), 2))))
+
+    subgraph, workload, made = programs(build, (1, 14, 14, 64))
+
+    assert subgraph.core_operator == "conv2d_bf16"
+    assert made
+    [weight] = [p for p in workload["main"].params if str(p.ty.dtype) == "bfloat16"]
+    in_tasks = set()
+    for program in made:
+        text = program.script()
+        assert 'annotations={"matrix": "tdpbf16ps"' in text
+        assert [int(n) for n in weight.ty.shape] in [[int(n) for n in p.ty.shape] for p in program["main"].params]
+        in_tasks.add(text.count("T.parallel") == 1)
+    assert in_tasks == {True, False}
+
+
+def test_what_two_products_read_is_prefetched_once_with_the_rest_of_the_next_panel():
+    _, _, made = programs(lambda x: product(x, 64), (1, 32, 64))
+    found = [(program["main"], prefetched(prefetch.insert(program["main"]))) for program in made]
+    found = [(function, calls) for function, calls in found if calls][:2]
+
+    assert found
+    for function, calls in found:
+        [nest] = [nest for nest in analysis.nests(function.body) if prefetch.MARK in nest[-1].annotations]
+        [weight] = [param for param in function.params if str(param.ty.dtype) == "bfloat16"]
+        loads = reads(nest, weight)
+        of_panel = [loop for loop in nest[2:] if loop.loop_var in analysis.variables(loads[0].indices)]  # by lines
+        panel, there = lines(loads, of_panel, LINE), lines(calls, nest[2:-1], LINE)
+
+        assert panel == set(range(len(panel)))
+        assert there >= {line + min(there) for line in panel}
+        assert len(there) < 2 * len(panel)
+
+
+def test_a_cpu_without_matrices_is_refused_with_what_to_do():
+    old = targets.cpu_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4"}')
+    model = fusion.lift_constants(module(product, (2, 16, 64)))
+
+    with pytest.raises(TargetError, match=r"--precision bf16x3: llvm-znver4.* \(AMX\).*Leave the option out"):
+        choose_algorithms(model, old, AlgorithmConfig(precision="bf16x3"))
+
+
+def test_with_amx_a_model_has_them_in_place_of_winograds_convolutions():
+    model = fusion.lift_constants(module(lambda x: conv(x, 64, 72, padding=1), (1, 14, 14, 64)))
+
+    found = choose_algorithms(model, AMX, AlgorithmConfig(precision="bf16x3"))
+
+    assert operators(found.module) == ["conv2d_in_three", "cut"]  # 72 columns are 80 of which 8 are dropped
