@@ -7,8 +7,8 @@
 
 These run the same files. Measured like `versus.py`: a process a side, the others stopped, in a shuffled order for each
 turn. OpenVINO is run in float32 and at its default, which is bf16 on CPUs that have it, also beside bytes. Errors are
-those of the outputs to ONNX Runtime's in float32, over the largest output; sizes are of library and parameters together.
-What our libraries multiply and add would take the time in the table of bounds, if each operation ran at the peak of its
+those of the outputs to ONNX Runtime's in float32, over the largest output; sizes are of library and parameters. What
+our libraries multiply and add would take the time in the table of bounds, if each operation ran at the peak of its
 instruction (of a loop of nothing but it, the highest that any run of the table measured): no library with the same
 operations is faster.
 """
