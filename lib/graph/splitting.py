@@ -28,7 +28,7 @@ import ml_dtypes
 import numpy as np
 from tvm import relax, te, tirx
 
-from lib.graph import patterns, reweight
+from lib.graph import grouping, patterns, reweight
 from lib.graph.fusion import Model
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, dtype, groups_of, has_columns_last, is_call
@@ -44,16 +44,23 @@ _LEAST = 48  # products of a number, for which it is split once
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Of channels: so many, and of how many channels. The last one may have zeros."""
+    """Of channels: in how many groups, how many each, and of how many channels. The last of a group may have zeros."""
 
+    groups: int
     count: int
     length: int
+
+    @property
+    def channels(self) -> int:
+        """Of a group, with zeros."""
+        return self.count * self.length
 
 
 def in_three(model: Model, matrix: Matrix) -> Model:
     """The model with products and convolutions in float32, channels last, as three in bf16 each where an instruction
     takes those; the same model if it has none."""
-    return reweight.replaced(model, [partial(_replacement, matrix)])
+    merged = reweight.replaced(model, [partial(grouping.replacement, matrix, _WIDE)])
+    return reweight.replaced(merged, [partial(_replacement, matrix)])
 
 
 def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
@@ -63,11 +70,10 @@ def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
     if not weight or not out or not shape_of(call.args[0]) or not has_columns_last(call, weight):
         return None
     *window, channels, columns = weight
+    own = columns // groups_of(call)
     has_rows = len(out) > 1 and out[-2] >= _FEWEST_ROWS and math.prod(out[:-1]) >= matrix.ROWS
-    if groups_of(call) > 1 or columns % matrix.LANES or not has_rows or _uses(call, window, columns) < _LEAST:
-        return None
-    blocks = _blocks(channels, matrix)
-    if blocks is None:
+    blocks = _blocks(channels, groups_of(call), matrix)
+    if blocks is None or own % matrix.LANES or not has_rows or _uses(call, window, own) < _LEAST:
         return None
     depth = matrix.dot.depth
     return Replacement(
@@ -77,17 +83,25 @@ def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
 
 
 def _uses(call: relax.Call, window: Sequence[int], columns: int) -> float:
-    """How many products a number of the data is in."""
+    """How many products a number of the data is in.
+
+    Args:
+        columns: Of its group.
+    """
     strides = [] if is_call(call, "relax.matmul") else [int(n) for n in call.attrs.strides]
     return columns * math.prod(window) / math.prod(strides)
 
 
-def _blocks(channels: int, matrix: Matrix) -> _Blocks | None:
+def _blocks(channels: int, groups: int, matrix: Matrix) -> _Blocks | None:
     """The fewest, and of those the shortest, whose vectors are of channels, or of zeros; None if vectors divide no
-    channels."""
+    channels.
+
+    Args:
+        channels: Of a group.
+    """
     most = matrix.STEPS * matrix.dot.depth
     found = [
-        _Blocks(-(-channels // length), length)
+        _Blocks(groups, -(-channels // length), length)
         for length in range(_VECTORS[-1], most + 1, _VECTORS[-1])
         if channels % next(n for n in _VECTORS if length % n == 0) == 0
     ]
@@ -97,7 +111,7 @@ def _blocks(channels: int, matrix: Matrix) -> _Blocks | None:
 def _weights_apart(blocks: _Blocks, matrix: Matrix, weight: np.ndarray) -> np.ndarray:
     """Of (..., C, O), both parts in the order above."""
     *window, channels, columns = weight.shape
-    more, depth = blocks.count * blocks.length - channels, matrix.dot.depth
+    more, depth = blocks.channels - channels, matrix.dot.depth
     parts = np.stack(_parts(reweight.deeper(more, weight)))
     apart = (blocks.count, blocks.length // depth, depth, columns // matrix.LANES, matrix.LANES)
     n = len(window)
@@ -130,7 +144,7 @@ def _sums(
     strides, padding, dilation = (
         [] if is_product else [int(n) for n in getattr(attrs, name)] for name in ("strides", "padding", "dilation")
     )
-    parts, depth = _data_apart(data, padding, blocks), matrix.dot.depth
+    parts, depth, own = _data_apart(data, padding, blocks), matrix.dot.depth, shape[-1] // blocks.groups
     window = [te.reduce_axis((0, weight.shape[1 + n]), f"r{n}") for n in range(len(strides))]
     block, product, turn = (
         te.reduce_axis((0, extent), name)
@@ -144,7 +158,8 @@ def _sums(
             x * step + tap * far
             for x, step, tap, far in zip(place[len(outer) :], strides, window, dilation, strict=True)
         ]
-        of_data = parts(*outer, *pixel, block, product // _PARTS, turn)
+        of_group = block if blocks.groups == 1 else column // own * blocks.count + block
+        of_data = parts(*outer, *pixel, of_group, product // _PARTS, turn)
         of_weight = weight(
             column // matrix.LANES, *window, block, product % _PARTS, turn // depth, column % matrix.LANES, turn % depth
         )
@@ -156,21 +171,24 @@ def _sums(
 def _data_apart(data: te.Tensor, padding: Sequence[int], blocks: _Blocks) -> te.Tensor:
     """(..., C) as (..., blocks, 2 parts, channels of a block), with zeros before and after the axes of space."""
     *outer, channels = data.shape
+    own = int(channels) // blocks.groups
     n = len(padding) // 2
     before, after = ([0] * (len(outer) - n) + [*each] for each in (padding[:n], padding[n:]))
     shape = [extent + a + b for extent, a, b in zip(outer, before, after, strict=True)]
 
     def value(*index: tirx.Var) -> tirx.Expr:
         *place, block, part, turn = index
-        source, channel = [at - first for at, first in zip(place, before, strict=True)], block * blocks.length + turn
-        whole = data(*source, channel)
+        source = [at - first for at, first in zip(place, before, strict=True)]
+        group, within = (0, block) if blocks.groups == 1 else (block // blocks.count, block % blocks.count)
+        channel = within * blocks.length + turn  # of its group
+        whole = data(*source, group * own + channel)
         high = whole.astype(_NARROW)
         low = (whole - high.astype(_WIDE)).astype(_NARROW)
         found = tirx.if_then_else(part < 1, high, low)
         inside = [each for at, extent, padded in zip(source, outer, shape, strict=True) if int(padded) > int(extent)
                   for each in (at >= 0, at < extent)]  # fmt: skip
-        if blocks.count * blocks.length > int(channels):
-            inside.append(channel < channels)
+        if blocks.channels > own:
+            inside.append(channel < own)
         return tirx.if_then_else(tirx.all(*inside), found, tirx.const(0, _NARROW)) if inside else found
 
-    return te.compute([*shape, blocks.count, _PARTS, blocks.length], value, name="split")
+    return te.compute([*shape, blocks.groups * blocks.count, _PARTS, blocks.length], value, name="split")

@@ -43,7 +43,7 @@ def test_ratios_are_to_the_better_side_and_bounds_to_the_time_at_the_peak(tmp_pa
 def test_three_products_of_bf16_have_columns_where_some_model_has_them_and_are_compared_in_f32(tmp_path):
     rows = pd.concat(
         [
-            rows_of("net", precision.F32, "library", [1.0] * 3),
+            rows_of("net", precision.F32, "library", [1.0] * 3).assign(work=[WORK] * 3),
             rows_of("net", precision.THREE, "library", [0.5] * 3, max_error=1e-5, bytes=3_000_000),
             rows_of("net", precision.ORT, "onnxruntime", [1.2] * 3, bytes=4_000_000),
             rows_of("net", precision.OPENVINO, "openvino", [1.1] * 3),

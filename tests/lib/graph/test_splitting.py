@@ -28,7 +28,8 @@ def product(x, columns=64):
 
 
 def conv(x, channels=16, columns=64, size=3, groups=1, **attrs):
-    weight = const(random((size, size, channels // groups, columns), 1))
+    """Of so many channels, in each group."""
+    weight = const(random((size, size, channels, columns), 1))
     return op.nn.conv2d(x, weight, groups=groups, data_layout="NHWC", kernel_layout="HWIO", **attrs)
 
 
@@ -52,6 +53,9 @@ COMPUTED = {
     "of a signal": (signal, (1, 19, 24)),
     "of a volume": (volume, (1, 3, 6, 7, 8)),
     "of three blocks of channels": (lambda x: conv(x, 80, size=1), (1, 6, 7, 80)),
+    "of groups": (lambda x: conv(x, 24, 64, groups=2), (1, 6, 7, 48)),
+    "of groups that are merged": (lambda x: conv(x, 4, 32, groups=8), (1, 6, 7, 32)),
+    "of groups with zeros": (lambda x: conv(x, 36, 64, groups=2), (1, 6, 7, 72)),
     "of blocks with zeros": (lambda x: conv(x, 116, size=1), (1, 6, 7, 116)),
 }
 
@@ -89,7 +93,8 @@ def test_weights_take_as_many_bytes_as_before():
 @pytest.mark.parametrize(
     ("build", "shape", "why"),
     [
-        (lambda x: conv(x, groups=2), (1, 6, 7, 16), "groups have columns of their own"),
+        (lambda x: conv(x, 8, 48, groups=2), (1, 6, 7, 16), "24 columns of a group are a vector and a half"),
+        (lambda x: conv(x, 1, 16, groups=16), (1, 6, 7, 16), "a depthwise convolution"),
         (lambda x: conv(x, columns=72), (1, 6, 7, 16), "72 columns are four vectors and a half"),
         (lambda x: conv(x, columns=32, size=1), (1, 6, 7, 16), "splitting takes longer than is gained in 32 products"),
         (lambda x: conv(x, size=2, columns=64, strides=4), (1, 16, 20, 16), "and in 16"),
