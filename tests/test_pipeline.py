@@ -25,6 +25,7 @@ from lib.tuning.base import base_models
 from tests import helpers
 from tests.helpers import ROOT, environment, luigi, luigi_command, with_runtime
 from tests.lib.tir.test_dot import needs_it
+from tests.lib.tir.test_matrix import needs_it as needs_matrices
 
 SMALL = str(helpers.SMALL)
 TRIALS = ("--trials", "14")  # two rounds: 12 to warm up, then 8
@@ -478,13 +479,31 @@ def test_a_model_in_bf16_runs_by_the_code_of_its_page_and_says_how_far_it_is_fro
     assert ran.stdout.strip() == "(1, 10)"
 
 
-def test_bf16_for_a_cpu_without_it_is_refused(tmp_path):
+@needs_matrices
+def test_a_model_in_three_products_of_bf16_is_as_far_from_its_file_as_one_in_floats_may_be(tmp_path):
+    done = luigi(tmp_path, "TuneModel", "--model", "tiny_transformer", "--precision", "bf16x3", *TRIALS)
+
+    assert done.returncode == 0, done.stderr
+    run = run_files(tmp_path)
+    facts = json.loads(run.compiled.manifest.read_text())
+    assert (facts["precision"], facts["shipped"], facts["tolerance"]) == ("bf16x3", "tuned", 1e-3)
+    assert facts["max_error"] < 1e-4
+    assert facts["peak_flops_bf16"] > facts["peak_flops"]
+    families = {row["family_id"] for row in tables.read(run.round(0).plan, PLAN).to_pylist()}
+    assert "matmul_bf16" in families
+
+
+@pytest.mark.parametrize(
+    ("precision", "told"),
+    [("bf16", "has no instruction for bf16"), ("bf16x3", "no instruction that multiplies matric")],
+)
+def test_bf16_for_a_cpu_without_it_is_refused(tmp_path, precision, told):
     old = '{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}'
 
-    done = luigi(tmp_path, "TuneModel", "--model", SMALL, "--precision", "bf16", "--target", old)
+    done = luigi(tmp_path, "TuneModel", "--model", SMALL, "--precision", precision, "--target", old)
 
     assert done.returncode != 0
-    assert "has no instruction for bf16" in done.stderr
+    assert told in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -7,6 +7,7 @@ broadcast to the scores: scales, masks, relative biases, a choice by a mask. Key
 when they are split into heads; these copies also fill whole vectors, and have the order that products in bf16 want.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +34,7 @@ _BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "relax.minimum": tirx.Min,
 }
 _CHOICE = "relax.where"
-_RANKS = (3, 4)  # of scores: of heads, or of batches and heads
+_FEWEST, _RANK = 3, 4  # axes of scores: with heads; with batches and heads, as the function has them
 # Rows of values are filled up to a multiple, for the steps of a loop over them: the first one that adds few.
 _MULTIPLES, _FEW = (16, 4), 32
 
@@ -66,7 +67,7 @@ class _Step:
 
 def _fused(dot: Dot | None, lanes: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     shapes, factors = packing.of_activations(rewriter, call), packing.factors(rewriter, call)
-    if shapes is None or dtype(call) != _WIDE or len(shapes[0]) not in _RANKS:
+    if shapes is None or dtype(call) != _WIDE or len(shapes[0]) < _FEWEST:
         return None
     softmax, rank = rewriter.calls(factors[0], "relax.nn.softmax"), len(shapes[0])
     if softmax is None or int(softmax.attrs.axis) not in (-1, rank - 1) or not rewriter.read_once(factors[0]):
@@ -75,16 +76,18 @@ def _fused(dot: Dot | None, lanes: int, rewriter: Rewriter, call: relax.Call) ->
     if found is None:
         return None
     product, steps = found
+    masks = [each for step in steps for each in step.operands if rewriter.value(each) is None]
+    if masks and rank > _RANK:
+        return None
     tensors = _tensors(rewriter, product, factors[1], dot, lanes)
     columns, wide = shapes[0][-1], (static_shape(tensors[1]) or ())[3]
-    masks = [each for step in steps for each in step.operands if rewriter.value(each) is None]
     read = [_mask(rewriter, mask, columns, wide) for mask in masks]
     shape = Shape(columns, shapes[1][-1], lanes, dot, call.op.name == "relax.einsum")
     found = rewriter.builder_.call_te(
         partial(attention, shape, _logits(rewriter, steps)), *tensors, *read,
         primfunc_name_hint=FUNCTION, primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
-    return found if rank == max(_RANKS) else op.reshape(rewriter.emit(found), (*shapes[0][:-1], shapes[1][-1]))
+    return found if rank == _RANK else op.reshape(rewriter.emit(found), (*shapes[0][:-1], shapes[1][-1]))
 
 
 def _chain(rewriter: Rewriter, expr: relax.Expr, shape: tuple[int, ...]) -> tuple[relax.Call, list[_Step]] | None:
@@ -144,9 +147,11 @@ def _tensors(
 
 
 def _in_four_axes(rewriter: Rewriter, tensor: relax.Expr) -> relax.Expr:
-    """A tensor of heads alone, as of one batch: exporters join the two (SAM's heads, PyTorch's batched products)."""
-    shape = static_shape(tensor) or ()
-    return tensor if len(shape) == max(_RANKS) else rewriter.emit(op.reshape(tensor, (1, *shape)))
+    """A tensor of heads alone, as of one batch: exporters join the two (SAM's heads, PyTorch's batched products); and
+    heads with what else is beside them, as Hiera's windows, as more heads."""
+    *batch, rows, columns = static_shape(tensor) or ()
+    first, heads = (1, *batch)[-2:] if len(batch) <= _RANK - 2 else (batch[0], math.prod(batch[1:]))
+    return tensor if len(batch) == _RANK - 2 else rewriter.emit(op.reshape(tensor, (first, heads, rows, columns)))
 
 
 def _more_rows(columns: int) -> int:

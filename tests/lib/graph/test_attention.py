@@ -109,6 +109,37 @@ def test_in_bf16_its_factors_are_rounded_and_nothing_else(cpu, others):
     np.testing.assert_allclose(run(found, given, cpu), wanted, rtol=2**-8, atol=1e-5)
 
 
+def of_windows(*masks):
+    """Of heads and windows, each with fewer queries than keys, as Hiera's tokens are pooled."""
+    shapes = [(BATCH, HEADS, 5, 3, SIZE), (BATCH, HEADS, 5, SIZE, TOKENS), (BATCH, HEADS, 5, TOKENS, SIZE), *masks]
+
+    def build(builder, x, y, z, *added):
+        x, y, z = (builder.emit(op.nn.relu(each)) for each in (x, y, z))
+        scores = builder.emit(op.matmul(x, y))
+        scores = masked(builder, scores, *added) if added else scaled(builder, scores)
+        return op.matmul(builder.emit(op.nn.softmax(scores, -1)), z)
+
+    return model(shapes, build, n_inputs=3 + len(masks))
+
+
+def test_windows_beside_heads_are_more_heads(cpu):
+    plain = of_windows()
+    given = inputs_of(plain)
+
+    found = attention.fuse(plain, None, 16)
+
+    assert len(called(found, cpu)) == 1
+    factors = [np.maximum(each, 0).reshape(BATCH, HEADS * 5, *each.shape[-2:]) for each in given]
+    wanted = in_numpy(lambda s: 0.25 * s, *factors).swapaxes(1, 2).reshape(BATCH, HEADS, 5, 3, SIZE)
+    np.testing.assert_allclose(run(found, given, cpu), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_windows_with_masks_stay_as_they_are():
+    plain = of_windows((HEADS, 1, 3, TOKENS))
+
+    assert attention.fuse(plain, None, 16) is plain
+
+
 @pytest.mark.parametrize("mask", [(HEADS, TOKENS, TOKENS), (TOKENS, TOKENS), (HEADS, 1, TOKENS)])
 def test_heads_that_are_joined_with_batches_are_those_of_one_batch(cpu, mask):
     """As PyTorch's batched products have them; a mask may be of each."""
