@@ -31,8 +31,8 @@ SMALL = str(helpers.SMALL)
 TRIALS = ("--trials", "14")  # two rounds: 12 to warm up, then 8
 
 
-def run_files(tmp_path: Path) -> RunFiles:
-    [folder] = (tmp_path / "artifacts").glob("*/small-*/runs/*")
+def run_files(tmp_path: Path, model: str = "small") -> RunFiles:
+    [folder] = (tmp_path / "artifacts").glob(f"*/{model}-*/runs/*")
     return RunFiles(folder)
 
 
@@ -484,7 +484,7 @@ def test_a_model_in_three_products_of_bf16_is_as_far_from_its_file_as_one_in_flo
     done = luigi(tmp_path, "TuneModel", "--model", "tiny_transformer", "--precision", "bf16x3", *TRIALS)
 
     assert done.returncode == 0, done.stderr
-    run = run_files(tmp_path)
+    run = run_files(tmp_path, "tiny_transformer")
     facts = json.loads(run.compiled.manifest.read_text())
     assert (facts["precision"], facts["shipped"], facts["tolerance"]) == ("bf16x3", "tuned", 1e-3)
     assert facts["max_error"] < 1e-4
