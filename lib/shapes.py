@@ -11,7 +11,6 @@ from lib.contracts import tables
 from lib.contracts.errors import CompilationError, VerificationError
 from lib.contracts.files import ModelFiles
 from lib.contracts.schemas import FAMILIES, MODELS, SHARED, SUBGRAPHS
-from lib.graph.algorithms import IN_BF16
 from lib.machine.targets import AnyTarget
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
@@ -60,7 +59,7 @@ def built_of(shape: Shape, work: Path, precision: str) -> Built:
     interface = deploy.interface(load_module(shape.files.module.read_text()))
     operators = tables.read(shape.files.subgraphs, SUBGRAPHS)["core_operator"].to_pylist()
     has_bytes = is_quantized(operators, shape.files)
-    return Built(folder, shape.files, interface, has_bytes or precision == IN_BF16, has_bytes)
+    return Built(folder, shape.files, interface, precision, has_bytes)
 
 
 def order_of(shape: Shape, built: Built, choices: Sequence[Choice]) -> BuildModel:

@@ -15,6 +15,7 @@ from lib.contracts import arrays
 from lib.contracts.errors import ConfigError, VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles
 from lib.contracts.settings import limit
+from lib.graph.algorithms import AS_IT_IS, IN_BF16, MULTIPLY_BF16
 from lib.measure import onnx_peer
 from lib.measure.emulator import Emulator
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
@@ -92,16 +93,18 @@ class Built:
         folder: Path,
         model: ModelFiles,
         interface: Sequence[Mapping[str, Any]],
-        is_narrow: bool = False,
+        precision: str = AS_IT_IS,
         is_quantized: bool = False,
     ) -> None:
         """Write the inputs on which the libraries are checked: the same for the same model.
 
         Args:
-            is_narrow: Its products are in bf16, or of bytes.
-            is_quantized: They are of bytes in its file, too; else what it is compared with is in float32.
+            precision: Of its products; see `AlgorithmConfig`.
+            is_quantized: They are of bytes in its file; else what it is compared with is in float32.
         """
-        self.folder, self.weights, self.is_narrow, self.is_quantized = folder, model.weights, is_narrow, is_quantized
+        self.folder, self.weights, self.is_quantized = folder, model.weights, is_quantized
+        self.is_narrow = is_quantized or precision == IN_BF16
+        self.is_rounded = not is_quantized and precision in MULTIPLY_BF16  # by this project, not by the file
         self.inputs = folder / "inputs.npz"
         values = [random_values(tuple(i["shape"]), i["dtype"], i["bound"], seed=n) for n, i in enumerate(interface)]
         np.savez(self.inputs, *values)
@@ -111,7 +114,7 @@ class Built:
         if self._kernels:  # convolutions are computed otherwise than the model has them
             self.reference = model.reference
         self.tuned, self.untuned, self.checked = (folder / f"{name}.so" for name in ("tuned", "untuned", "checked"))
-        self.rounded = folder / "rounded.so"  # a narrow model in plain loops
+        self.rounded = folder / "rounded.so"  # a rounded model in plain loops
         self.packing = folder / "packing.json"  # what packs the weights of the tuned model
         self.packed = folder / "packed.safetensors"
         self.shared = folder / "shared.json"  # once it takes them of a file that several share
@@ -410,7 +413,7 @@ def _agreed(
                 "its weights? Nothing can be compared, so nothing was shipped; the measurements are kept."
             )
     error = _error(found, expected)
-    if built.is_narrow and not built.is_quantized and tolerance < error < math.inf:
+    if built.is_rounded and tolerance < error < math.inf:
         check(built.rounded)
         rounded = _outputs(session, built, "rounded", built.folder / "outputs-rounded.npz")
         tolerance = max(tolerance, _ROUNDINGS * _error(rounded, expected))

@@ -19,7 +19,7 @@ from lib.contracts.files import CompiledFiles, ModelFiles, RoundFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, RESULTS, SUBGRAPHS, TRAINING
 from lib.contracts.tables import Provenance
 from lib.graph import fusion
-from lib.graph.algorithms import AS_IT_IS, IN_BF16, MULTIPLY_BF16
+from lib.graph.algorithms import AS_IT_IS, MULTIPLY_BF16
 from lib.machine import host, targets
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
@@ -90,8 +90,7 @@ def run(
         with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
             module = load_module(model.module.read_text())
             interface = deploy.interface(module)
-            is_narrow = has_bytes or precision == IN_BF16
-            built = Built(Path(work), model, interface, is_narrow, has_bytes)
+            built = Built(Path(work), model, interface, precision, has_bytes)
             _recall_expected(model, identity, built)
             with peer_of(onnx) as peer:
 

@@ -15,7 +15,7 @@ from lib import building_process, deploy, packing
 from lib.contracts.errors import VerificationError
 from lib.contracts.files import ModelFiles
 from lib.graph import concatenation, fusion, precision
-from lib.graph.algorithms import AlgorithmConfig
+from lib.graph.algorithms import IN_BF16, IN_THREE_BF16, AlgorithmConfig
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
 from lib.models.source import Source
@@ -216,7 +216,10 @@ def test_a_wrong_kernel_is_told_from_a_wrong_import(extracted, cpu, pool, tmp_pa
         beside(attention(tmp_path / "a.onnx", "kept"), built, cpu, pool)
 
 
-def test_a_model_in_bf16_may_be_as_far_off_as_its_roundings_bring_it(extracted, cpu, pool, tmp_path):
+@pytest.mark.parametrize(
+    ("rounded", "limit"), [(IN_BF16, {"tolerance_narrow": 1e-5}), (IN_THREE_BF16, {"tolerance": 1e-5})]
+)
+def test_a_model_may_be_as_far_off_as_its_roundings_bring_it(extracted, cpu, pool, tmp_path, rounded, limit):
     """Here the model in plain loops has the same roundings; one that has fewer shows that the kernels are wrong."""
     files = ModelFiles(tmp_path / "narrow")
     source = Source(str(attention(tmp_path / "a.onnx", "kept")))
@@ -227,8 +230,8 @@ def test_a_model_in_bf16_may_be_as_far_off_as_its_roundings_bring_it(extracted, 
     extract._write_weights(narrow.weights, files.weights)
     extract._write_module(fusion.fuse(loaded.module, cpu.tvm()), files.reference)
     extract._write_weights({n: v for n, v in loaded.weights.items() if v is not narrow.weights[n]}, files.kernels)
-    built = made(Built(tmp_path, files, interface_of(files), is_narrow=True), cpu)
-    config, asked = replace(CONFIG, tolerance_narrow=1e-5), []
+    built = made(Built(tmp_path, files, interface_of(files), rounded), cpu)
+    config, asked = replace(CONFIG, **limit), []
 
     def check(library):
         asked.append(library.stem)
