@@ -33,6 +33,7 @@ from lib.graph.fusion import Model
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, dtype, groups_of, has_columns_last, is_call
 from lib.machine.dots import Matrix
+from lib.tir import rounding
 
 FUNCTION = "in_three"  # in the names of the functions, for people
 _WIDE, _NARROW = "float32", "bfloat16"
@@ -61,6 +62,26 @@ def in_three(model: Model, matrix: Matrix) -> Model:
     takes those; the same model if it has none."""
     merged = reweight.replaced(model, [partial(grouping.replacement, matrix, _WIDE)])
     return reweight.replaced(merged, [partial(_replacement, matrix)])
+
+
+def beside(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int, order: Sequence[int]) -> relax.Expr:
+    """A tensor in bf16 that has, along an axis, both parts of what it had: 0 stands for what a number is rounded to, 1
+    for the rest."""
+    split, marks = partial(_beside, axis % len(shape_of(tensor)), order), patterns.marks(patterns.INJECTIVE)
+    return builder.emit(builder.call_te(split, tensor, primfunc_name_hint="split", primfunc_attrs=marks))
+
+
+def _beside(axis: int, order: Sequence[int], tensor: te.Tensor) -> te.Tensor:
+    extent = tensor.shape[axis]
+    shape = [n * len(order) if a == axis else n for a, n in enumerate(tensor.shape)]
+
+    def value(*index: tirx.Var) -> tirx.Expr:
+        high, low = rounding.in_two(tensor(*(at % extent if a == axis else at for a, at in enumerate(index))))
+        part = index[axis] // extent
+        is_low = tirx.any(*(part == n for n, which in enumerate(order) if which))
+        return tirx.if_then_else(is_low, low, high)
+
+    return te.compute(shape, value, name="split")
 
 
 def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
@@ -181,9 +202,7 @@ def _data_apart(data: te.Tensor, padding: Sequence[int], blocks: _Blocks) -> te.
         source = [at - first for at, first in zip(place, before, strict=True)]
         group, within = (0, block) if blocks.groups == 1 else (block // blocks.count, block % blocks.count)
         channel = within * blocks.length + turn  # of its group
-        whole = data(*source, group * own + channel)
-        high = whole.astype(_NARROW)
-        low = (whole - high.astype(_WIDE)).astype(_NARROW)
+        high, low = rounding.in_two(data(*source, group * own + channel))
         found = tirx.if_then_else(part < 1, high, low)
         inside = [each for at, extent, padded in zip(source, outer, shape, strict=True) if int(padded) > int(extent)
                   for each in (at >= 0, at < extent)]  # fmt: skip

@@ -55,6 +55,16 @@ _KINDS = ("float", "bfloat", "i1", "i8", "i16", "i32")
 _MOST = 255
 
 
+def in_two(whole: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+    """A float as two of bf16, nearly its sum: what it is rounded to, and the rounded rest (`lib.graph.splitting`).
+
+    Rounded by its bits: a cast to bf16 and back is nothing to TVM's BF16ComputeLegalize, and the rest would be zero.
+    """
+    bits = tirx.reinterpret("uint32", whole) + tirx.const(0x8000, "uint32")
+    high = tirx.reinterpret("float32", bits & tirx.const(0xFFFF0000, "uint32"))
+    return high.astype("bfloat16"), (whole - high).astype("bfloat16")
+
+
 def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Have casts of float32 to bf16, and of rounded ones to bytes, done by instructions, on a target that has them."""
     target = (function.attrs or {}).get("target")
