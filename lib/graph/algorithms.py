@@ -77,9 +77,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if config.widen == "auto":
         choices.append(widen.replacement(machine.lanes))
     if config.attention == "auto":
-        narrow = config.precision in MULTIPLY_BF16
-        dot = next((dot for dot in machine.dots if narrow and dot.data == BF16.data), None)
-        model = attention.fuse(model, dot, machine.lanes, in_three=in_three)
+        dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
+        model = attention.fuse(model, dot, machine.lanes)
     model = reweight.replaced(model, choices)
     chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
     if machine.looks_up:

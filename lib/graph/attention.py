@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.relax import op
 
-from lib.graph import packing, patterns, reweight, splitting
+from lib.graph import packing, patterns, reweight
 from lib.graph.fusion import Model
 from lib.graph.rewrite import Rewriter, Rule, dtype, rewrite, static_shape
 from lib.machine.dots import Dot
@@ -39,16 +39,14 @@ _FEWEST, _RANK = 3, 4  # axes of scores: with heads; with batches and heads, as 
 _MULTIPLES, _FEW = (16, 4), 32
 
 
-def fuse(model: Model, dot: Dot | None, lanes: int, *, in_three: bool = False) -> Model:
+def fuse(model: Model, dot: Dot | None, lanes: int) -> Model:
     """The model with its attention as one operator each; the same model if it has none.
 
     Args:
         dot: The instruction for its products; None: in float32.
         lanes: Of the machine's vectors.
-        in_three: A product is three in bf16 (`lib.graph.splitting`).
     """
-    fused = partial(_fused, dot, lanes, in_three)
-    module = rewrite(model.module, [Rule(FUNCTION, ("relax.matmul", "relax.einsum"), fused)])
+    module = rewrite(model.module, [Rule(FUNCTION, ("relax.matmul", "relax.einsum"), partial(_fused, dot, lanes))])
     if tvm_ffi.structural_equal(module, model.module):
         return model
     return reweight.padded_once(Model(module, model.weights))
@@ -67,9 +65,7 @@ class _Step:
     operands: tuple[relax.Expr, ...]
 
 
-def _fused(
-    dot: Dot | None, lanes: int, in_three: bool, rewriter: Rewriter, call: relax.Call
-) -> relax.Expr | None:  # fmt: skip
+def _fused(dot: Dot | None, lanes: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     shapes, factors = packing.of_activations(rewriter, call), packing.factors(rewriter, call)
     if shapes is None or dtype(call) != _WIDE or len(shapes[0]) < _FEWEST:
         return None
@@ -83,10 +79,10 @@ def _fused(
     masks = [each for step in steps for each in step.operands if rewriter.value(each) is None]
     if masks and rank > _RANK:
         return None
-    tensors = _tensors(rewriter, product, factors[1], dot, lanes, in_three)
+    tensors = _tensors(rewriter, product, factors[1], dot, lanes)
     columns, wide = shapes[0][-1], (static_shape(tensors[1]) or ())[3]
     read = [_mask(rewriter, mask, columns, wide) for mask in masks]
-    shape = Shape(columns, shapes[1][-1], lanes, dot, call.op.name == "relax.einsum", in_three)
+    shape = Shape(columns, shapes[1][-1], lanes, dot, call.op.name == "relax.einsum")
     found = rewriter.builder_.call_te(
         partial(attention, shape, _logits(rewriter, steps)), *tensors, *read,
         primfunc_name_hint=FUNCTION, primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
@@ -134,21 +130,17 @@ def _is_broadcast(shape: tuple[int, ...] | None, to: tuple[int, ...]) -> bool:
 
 
 def _tensors(
-    rewriter: Rewriter, product: relax.Call, values: relax.Expr, dot: Dot | None, lanes: int, in_three: bool
+    rewriter: Rewriter, product: relax.Call, values: relax.Expr, dot: Dot | None, lanes: int
 ) -> list[relax.Expr]:
     """Query, keys and values, as `lib.tir.attention` takes them."""
     query, keys, values = (_in_four_axes(rewriter, each) for each in (*product.args, values))
     (*_, depth, columns), (*_, size) = static_shape(keys) or (), static_shape(values) or ()
-    if dot and not in_three:
+    if dot:
         query, keys, values = (rewriter.emit(op.astype(each, dot.data)) for each in (query, keys, values))
     deeper = -depth % dot.depth if dot else 0
     query = _padded(rewriter, query, 0, deeper)
     keys = _padded(rewriter, keys, deeper, -columns % lanes)
-    values = _padded(rewriter, values, -columns % lanes if in_three else _more_rows(columns), -size % lanes)
-    if in_three:
-        builder = rewriter.builder_
-        query = splitting.beside(builder, query, -1, (0, 0, 1))
-        keys, values = (splitting.beside(builder, each, -2, (0, 1, 0)) for each in (keys, values))
+    values = _padded(rewriter, values, _more_rows(columns), -size % lanes)
     if dot:
         keys, values = (packing.interleaved(rewriter, each, dot.depth) for each in (keys, values))
     return [query, keys, values]

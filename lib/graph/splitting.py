@@ -64,26 +64,6 @@ def in_three(model: Model, matrix: Matrix) -> Model:
     return reweight.replaced(merged, [partial(_replacement, matrix)])
 
 
-def beside(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int, order: Sequence[int]) -> relax.Expr:
-    """A tensor in bf16 that has, along an axis, both parts of what it had: 0 stands for what a number is rounded to, 1
-    for the rest."""
-    split, marks = partial(_beside, axis % len(shape_of(tensor)), order), patterns.marks(patterns.INJECTIVE)
-    return builder.emit(builder.call_te(split, tensor, primfunc_name_hint="split", primfunc_attrs=marks))
-
-
-def _beside(axis: int, order: Sequence[int], tensor: te.Tensor) -> te.Tensor:
-    extent = tensor.shape[axis]
-    shape = [n * len(order) if a == axis else n for a, n in enumerate(tensor.shape)]
-
-    def value(*index: tirx.Var) -> tirx.Expr:
-        high, low = rounding.in_two(tensor(*(at % extent if a == axis else at for a, at in enumerate(index))))
-        part = index[axis] // extent
-        is_low = tirx.any(*(part == n for n, which in enumerate(order) if which))
-        return tirx.if_then_else(is_low, low, high)
-
-    return te.compute(shape, value, name="split")
-
-
 def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
     if not is_call(call, *CONTRACTIONS) or {dtype(call), *map(dtype, call.args)} != {_WIDE}:
         return None

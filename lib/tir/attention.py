@@ -7,9 +7,6 @@ of 4,096 tokens are 512 KB), so no sum has to be corrected when a larger score i
 divided by the sum of its weights, not its m weights.
 
 Columns of scores are whole vectors: keys and values have zeros after their own, whose weights vanish.
-
-Where each product is three of bf16 (`lib.graph.splitting`), query and keys have three times their depth, and weights
-of a row follow one another three times, rounded, rounded, and the rounded rest, as do the values.
 """
 
 import math
@@ -19,14 +16,12 @@ from dataclasses import dataclass
 from tvm import te, tirx
 
 from lib.machine.dots import Dot
-from lib.tir import rounding
 
 # The blocks, in order; `WEIGHTS` are rounded to what an instruction takes.
 SCORES, LOGITS, LANE_MAXIMA, MAXIMA, WEIGHTS, LANE_SUMS, SUMS, CONTEXT, RESULT = (
     f"attention_{block}"
     for block in ("scores", "logits", "lane_maxima", "maxima", "weights", "lane_sums", "sums", "context", "result")
 )
-PARTS = "attention_parts"  # only where products are three
 BLOCKS = (SCORES, LOGITS, LANE_MAXIMA, MAXIMA, WEIGHTS, LANE_SUMS, SUMS, CONTEXT, RESULT)
 
 # What softmax gets: from a score, its index (b, h, n, m), and the masks.
@@ -49,7 +44,6 @@ class Shape:
         lanes: Of the machine's vectors: a power of two.
         dot: The instruction for factors of its types; None: for float32.
         by_rows: The result is (b, n, h, s), else (b, h, n, s).
-        in_three: Products are three of bf16 each.
     """
 
     columns: int
@@ -57,7 +51,6 @@ class Shape:
     lanes: int
     dot: Dot | None
     by_rows: bool
-    in_three: bool = False
 
 
 def attention(
@@ -68,7 +61,6 @@ def attention(
     Args:
         query: (b, h, n, d).
         keys: (b, h, d, m), or for an instruction (b, h, d / depth, m, depth); `values`: (b, h, m, s) in the same way.
-            In three, `query` and `keys` have 3 d for d, and `values` 3 m for m, of whole vectors.
         masks: Read by `logits`.
     """
     batch, heads, rows, depth = query.shape
@@ -86,10 +78,8 @@ def attention(
 
     inner = te.compute(scores.shape, logit, name=LOGITS)
     largest = _over_columns(inner, shape.lanes, te.max, tirx.Max, (LANE_MAXIMA, MAXIMA))
-    narrow = None if shape.in_three else dot
-    weights = te.compute(scores.shape, lambda *at: _exp(inner(*at) - largest(*at[:-1]), narrow), name=WEIGHTS)
+    weights = te.compute(scores.shape, lambda *at: _exp(inner(*at) - largest(*at[:-1]), dot), name=WEIGHTS)
     total = _over_columns(weights, shape.lanes, te.sum, tirx.Add, (LANE_SUMS, SUMS))
-    factors = _in_three(weights) if shape.in_three else weights
     over = te.reduce_axis((0, values.shape[2] * (dot.depth if dot else 1)), "j")
 
     def place(at: Sequence[tirx.Var]) -> tuple[tirx.Var, ...]:
@@ -98,22 +88,12 @@ def attention(
 
     def sums(*at: tirx.Var) -> tirx.Expr:
         row = place(at)
-        return te.sum(_times(factors(*row, over), _factor(dot, values, row[:2], over, at[-1])), axis=over)
+        return te.sum(_times(weights(*row, over), _factor(dot, values, row[:2], over, at[-1])), axis=over)
 
     outer = (batch, rows, heads) if shape.by_rows else (batch, heads, rows)
     context = te.compute((*outer, values.shape[3]), sums, name=CONTEXT)
     # In this order, TVM has the block of the sums before that of the context.
     return te.compute((*outer, shape.size), lambda *at: _float(1.0) / total(*place(at)) * context(*at), name=RESULT)
-
-
-def _in_three(weights: te.Tensor) -> te.Tensor:
-    *outer, columns = weights.shape
-
-    def part(*at: tirx.Var) -> tirx.Expr:
-        high, low = rounding.in_two(weights(*at[:-1], at[-1] % columns))
-        return tirx.if_then_else(at[-1] // columns < 2, high, low)
-
-    return te.compute((*outer, 3 * columns), part, name=PARTS)
 
 
 def _times(left: tirx.Expr, right: tirx.Expr) -> tirx.Expr:

@@ -27,19 +27,7 @@ from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import feasible
 from lib.search.spaces.tiling import Image, Tile
 from lib.tir import analysis, parallel
-from lib.tir.attention import (
-    BLOCKS,
-    CONTEXT,
-    LANE_MAXIMA,
-    LANE_SUMS,
-    LOGITS,
-    MAXIMA,
-    PARTS,
-    RESULT,
-    SCORES,
-    SUMS,
-    WEIGHTS,
-)
+from lib.tir.attention import BLOCKS, CONTEXT, LANE_MAXIMA, LANE_SUMS, LOGITS, MAXIMA, RESULT, SCORES, SUMS, WEIGHTS
 
 _ROWS = range(8, 129)  # of a task, if they divide all; all rows of a head, if there are no such
 _TOGETHER = (4, 5, 3, 2, 1)  # rows whose largest scores, and sums of weights, are found at a time
@@ -129,9 +117,8 @@ def _in_tasks(schedule: Schedule, rows: int, tiles: tuple[Tile, Tile]) -> None:
     copy = schedule.cache_write(context, 0, "local")
     for block in (copy, context):
         schedule.compute_at(block, task, preserve_unit_loops=True)
-    before = [schedule.get_sblock(name) for name in (SUMS, LANE_SUMS, WEIGHTS, MAXIMA, LANE_MAXIMA, LOGITS, SCORES)]
-    for block in (*_parts(schedule), *before):
-        schedule.compute_at(block, task, preserve_unit_loops=True)
+    for name in (SUMS, LANE_SUMS, WEIGHTS, MAXIMA, LANE_MAXIMA, LOGITS, SCORES):
+        schedule.compute_at(schedule.get_sblock(name), task, preserve_unit_loops=True)
     schedule.set_scope(scores, 0, "local")
     tile_in_task(schedule, context, copy, tiles[1], roles[1])
     tile_in_task(schedule, scores, logits, tiles[0], roles[0])
@@ -149,19 +136,12 @@ def _apart(schedule: Schedule, tiles: tuple[Tile, Tile]) -> None:
     tile_contraction(schedule, context, roles[1], tiles[1], results=copy)
     schedule.parallel(schedule.fuse(*schedule.get_loops(results)[:-1]))
     blocks = [schedule.get_sblock(name) for name in (LANE_MAXIMA, MAXIMA, WEIGHTS, LANE_SUMS, SUMS)]
-    blocks += _parts(schedule)
     _vectorize(schedule, results, tiles)
     # Row by row: `merge`, since consumers that reduce vectors cannot be moved to their producers.
     rows = [schedule.fuse(*schedule.get_loops(block)[:3]) for block in blocks]
     factors = primitives.sampled_factors(schedule, rows[-1])
     schedule.merge(*(schedule.split(row, factors)[1] for row in rows))
     schedule.annotate(schedule.get_loops(blocks[-1])[0], parallel.MARK, 1)
-
-
-def _parts(schedule: Schedule) -> list[SBlockRV]:
-    """The block that splits weights, where products are three of bf16."""
-    names = {str(each.name_hint) for each in analysis.leaf_blocks(schedule.mod["main"])}
-    return [schedule.get_sblock(PARTS)] if PARTS in names else []
 
 
 def _last(schedule: Schedule) -> SBlockRV:
@@ -193,8 +173,7 @@ def _vectorize(
         together: Of how many rows reductions are computed at a time: the first number that divides those of a task. The
             steps of one row wait for one another.
     """
-    for block in (schedule.get_sblock(WEIGHTS), *_parts(schedule)):
-        primitives.vectorize_last(schedule, block, tiles[0].lanes)
+    primitives.vectorize_last(schedule, schedule.get_sblock(WEIGHTS), tiles[0].lanes)
     size = primitives.columns_of(schedule, results)
     primitives.vectorize_last(schedule, results, narrowed(tiles[1].lanes, size))
     for name in (LANE_MAXIMA, LANE_SUMS):

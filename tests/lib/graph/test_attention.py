@@ -109,20 +109,6 @@ def test_in_bf16_its_factors_are_rounded_and_nothing_else(cpu, others):
     np.testing.assert_allclose(run(found, given, cpu), wanted, rtol=2**-8, atol=1e-5)
 
 
-@pytest.mark.parametrize("others", [16, 7])
-@pytest.mark.parametrize("size", [16, 8])
-def test_in_three_products_of_bf16_each_it_is_nearly_that_in_floats(cpu, others, size):
-    plain = of_inputs(masked, (1, 1, TOKENS, others), size=size, others=others, n_masks=1)
-    given = inputs_of(plain)
-
-    found = attention.fuse(plain, BF16, 16, in_three=True)
-
-    assert len(called(found, cpu)) == 1
-    query, keys, values = (np.maximum(each, 0) for each in given[:3])
-    wanted = in_numpy(lambda s, m: 0.25 * s + m, query, keys, values, given[3])
-    np.testing.assert_allclose(run(found, given, cpu), wanted, rtol=2**-15, atol=2**-16)
-
-
 def of_windows(*masks):
     """Of heads and windows, each with fewer queries than keys, as Hiera's tokens are pooled."""
     shapes = [(BATCH, HEADS, 5, 3, SIZE), (BATCH, HEADS, 5, SIZE, TOKENS), (BATCH, HEADS, 5, TOKENS, SIZE), *masks]

@@ -108,33 +108,6 @@ def test_every_program_in_bf16_multiplies_by_its_instruction(cpu, columns):
     check(schedules, cpu, given, read, tolerance=2**-7)
 
 
-def beside(x, axis, order):
-    """What numbers are rounded to (0), and the rounded rests (1)."""
-    high = x.astype(ml_dtypes.bfloat16)
-    parts = high, (x - high.astype(np.float32)).astype(ml_dtypes.bfloat16)
-    return np.concatenate([parts[which] for which in order], axis)
-
-
-@needs_it
-@pytest.mark.parametrize("columns", [40, 37])
-def test_in_three_products_of_bf16_each_every_program_is_nearly_that_in_floats(cpu, columns):
-    machine = registers(cpu.tvm())
-    dot = next(dot for dot in machine.dots if dot.data == "bfloat16")
-    given, (query, keys, _) = tensors(machine.lanes, columns=columns)
-    values = np.pad(given[2], [(0, 0)] * 2 + [(0, -columns % machine.lanes), (0, 0)])
-    read = [beside(query, -1, (0, 0, 1))]
-    read += [interleaved(beside(each, -2, (0, 1, 0)), dot.depth) for each in (keys, values)]
-    shape = attention.Shape(columns, values.shape[-1], machine.lanes, dot, by_rows=True, in_three=True)
-    places = [te.placeholder(each.shape, "bfloat16", name=f"x{n}") for n, each in enumerate(read)]
-    found = as_workload(te.create_prim_func([*places, attention.attention(shape, scaled, *places)]))
-
-    schedules = sampled(found, cpu, 16)
-
-    assert fitting(found, cpu.tvm()).name == "attention"
-    assert {schedule.mod.script().count("T.parallel") for schedule in schedules} >= {1}
-    check(schedules, cpu, given, read, tolerance=2**-15)
-
-
 @pytest.mark.parametrize("hidden", [np.finfo(np.float32).min, -1e9])
 def test_where_a_mask_hides_all_columns_they_count_alike(cpu, hidden):
     """As PyTorch has it: the smallest float is added to scores."""
