@@ -60,8 +60,14 @@ class _Blocks:
 def in_three(model: Model, matrix: Matrix) -> Model:
     """The model with products and convolutions in float32, channels last, as three in bf16 each where an instruction
     takes those; the same model if it has none."""
-    merged = reweight.replaced(model, [partial(grouping.replacement, matrix, _WIDE)])
+    merged = reweight.replaced(model, [partial(_merged, matrix)])
     return reweight.replaced(merged, [partial(_replacement, matrix)])
+
+
+def _merged(matrix: Matrix, call: relax.Call) -> Replacement | None:
+    """Groups of few columns as larger ones, where these are then taken."""
+    offer = grouping.replacement(matrix, _WIDE, call)
+    return offer if offer and _pays(call, matrix.LANES, matrix) else None
 
 
 def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
@@ -72,9 +78,8 @@ def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
         return None
     *window, channels, columns = weight
     own = columns // groups_of(call)
-    has_rows = len(out) > 1 and out[-2] >= _FEWEST_ROWS and math.prod(out[:-1]) >= matrix.ROWS
     blocks = _blocks(channels, groups_of(call), matrix)
-    if blocks is None or own % matrix.LANES or not has_rows or _uses(call, window, own) < _LEAST:
+    if blocks is None or own % matrix.LANES or not _pays(call, own, matrix):
         return None
     depth = matrix.dot.depth
     return Replacement(
@@ -83,14 +88,16 @@ def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
     )  # fmt: skip
 
 
-def _uses(call: relax.Call, window: Sequence[int], columns: int) -> float:
-    """How many products a number of the data is in.
+def _pays(call: relax.Call, columns: int, matrix: Matrix) -> bool:
+    """Whether there are rows enough for the instruction, and a number of the data is in products enough.
 
     Args:
-        columns: Of its group.
+        columns: Of a group.
     """
-    strides = [] if is_call(call, "relax.matmul") else [int(n) for n in call.attrs.strides]
-    return columns * math.prod(window) / math.prod(strides)
+    out, is_product = shape_of(call), is_call(call, "relax.matmul")
+    window, strides = ([], []) if is_product else (shape_of(call.args[1])[:-2], [int(n) for n in call.attrs.strides])
+    has_rows = len(out) > 1 and out[-2] >= _FEWEST_ROWS and math.prod(out[:-1]) >= matrix.ROWS
+    return has_rows and columns * math.prod(window) / math.prod(strides) >= _LEAST
 
 
 def _blocks(channels: int, groups: int, matrix: Matrix) -> _Blocks | None:

@@ -94,6 +94,7 @@ def test_weights_take_as_many_bytes_as_before():
     ("build", "shape", "why"),
     [
         (lambda x: conv(x, 8, 48, groups=2), (1, 6, 7, 16), "24 columns of a group are a vector and a half"),
+        (lambda x: conv(x, 4, 32, size=1, groups=8), (1, 6, 7, 32), "nor are groups merged for 16 products"),
         (lambda x: conv(x, 1, 16, groups=16), (1, 6, 7, 16), "a depthwise convolution"),
         (lambda x: conv(x, columns=72), (1, 6, 7, 16), "72 columns are four vectors and a half"),
         (lambda x: conv(x, columns=32, size=1), (1, 6, 7, 16), "splitting takes longer than is gained in 32 products"),
