@@ -8,7 +8,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
-from lib.tir import lowering
+from lib.tir import lowering, rounding
 from lib.tir.workload import as_workload
 from tests.lib.tir.test_dot import WITH, WITHOUT, needs_it
 
@@ -130,3 +130,19 @@ def test_other_bounds_are_kept(cpu, bounds):
     lowering.build(program, cpu.tvm())["main"](tvm.runtime.tensor(x), found)
 
     np.testing.assert_array_equal(found.numpy(), np.clip(np.rint(x), *bounds).astype(np.uint8))
+
+
+@pytest.mark.parametrize("build", [lowering.build, tvm.tirx.build], ids=["this project", "TVM"])
+def test_a_float_in_two_is_nearly_their_sum_also_where_tvm_takes_casts_for_nothing(cpu, build):
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(256) * 10.0 ** rng.integers(-20, 20, 256)).astype(np.float32)
+    source = te.placeholder((256,), "float32", name="x")
+    high = te.compute((256,), lambda i: rounding.in_two(source[i])[0], name="high")
+    low = te.compute((256,), lambda i: rounding.in_two(source[i])[1], name="low")
+    parts = [tvm.runtime.empty((256,), "bfloat16") for _ in range(2)]
+
+    build(as_workload(te.create_prim_func([source, high, low])), cpu.tvm())["main"](tvm.runtime.tensor(x), *parts)
+
+    rounded, rest = (part.numpy().astype(np.float64) for part in parts)
+    np.testing.assert_allclose(rounded, x, rtol=2**-8)
+    np.testing.assert_allclose(rounded + rest, x, rtol=2**-16)
