@@ -6,7 +6,7 @@ from lib.contracts.errors import ConfigError, TargetError
 from lib.graph import attention, carrying, lookups, pixels, precision, reweight, signed, splitting, widen, winograd
 from lib.graph.fusion import Model
 from lib.machine.dots import BF16, INT8
-from lib.machine.registers import registers
+from lib.machine.registers import Registers, registers
 from lib.machine.targets import AnyTarget
 
 AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_INT8 = "model", "bf16", "bf16x3", "int8"
@@ -49,17 +49,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
             raise TargetError(f"--precision {config.precision} is for CPUs; on {target.name} there is no such kernel.")
         return model
     machine = registers(target.tvm())
-    if is_narrow and not any(dot.data == BF16.data for dot in machine.dots):
-        raise TargetError(
-            f"--precision bf16: {target.name} has no instruction for bf16 (AVX512-BF16, or BF16 of ARM). Leave the "
-            "option out: the model is then tuned as its file has it."
-        )
     matrix = machine.matrix(BF16)
-    if in_three and not matrix:
-        raise TargetError(
-            f"--precision bf16x3: {target.name} has no instruction that multiplies matrices in bf16 (AMX), and without "
-            "one float32 is faster. Leave the option out: the model is then tuned as its file has it."
-        )
+    _require_instructions(config.precision, machine, target.name)
     of_bytes = [dot for dot in machine.dots if dot.weights == INT8.weights]
     takes_unsigned = any(dot.data == INT8.data for dot in of_bytes)
     if not of_bytes:
@@ -86,3 +77,16 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if in_three and matrix:
         chosen = splitting.in_three(chosen, matrix)
     return precision.in_bf16(chosen, machine.lanes, matrix) if is_narrow else chosen
+
+
+def _require_instructions(wanted: str, machine: Registers, name: str) -> None:
+    """Raises: TargetError: The machine has none for this precision."""
+    if wanted == IN_BF16 and not any(dot.data == BF16.data for dot in machine.dots):
+        lacks = "has no instruction for bf16 (AVX512-BF16, or BF16 of ARM)"
+    elif wanted == IN_THREE_BF16 and not machine.matrix(BF16):
+        lacks = "has no instruction that multiplies matrices in bf16 (AMX), and without one float32 is faster"
+    else:
+        return
+    raise TargetError(
+        f"--precision {wanted}: {name} {lacks}. Leave the option out: the model is then tuned as its file has it."
+    )

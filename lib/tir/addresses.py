@@ -14,6 +14,8 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from lib.tir import analysis
+
 _BINARY = {
     tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply, tirx.FloorDiv: np.floor_divide,
     tirx.FloorMod: np.mod, tirx.Min: np.minimum, tirx.Max: np.maximum, tirx.LT: np.less, tirx.LE: np.less_equal,
@@ -99,7 +101,7 @@ def _value(expr: Any, numbers: dict[Any, int]) -> Value:
         return _value(expr.value, numbers)
     if isinstance(expr, (tirx.Select, tvm.ir.Call)):
         parts = (expr.condition, expr.true_value, expr.false_value) if isinstance(expr, tirx.Select) else expr.args
-        if isinstance(expr, tvm.ir.Call) and not expr.op.name.endswith("if_then_else"):
+        if isinstance(expr, tvm.ir.Call) and not analysis.is_choice(expr):
             raise KeyError(expr.op.name)
         condition, yes, no = (_value(part, numbers) for part in parts)
         return lambda places: np.where(condition(places), yes(places), no(places))

@@ -206,6 +206,11 @@ def itemsize(dtype: object) -> int:
     return max(1, tvm.DataType(str(dtype)).bits // 8)
 
 
+def is_choice(expr: Any) -> bool:
+    """Whether an expression is the one or the other of two, of which only that one is computed."""
+    return isinstance(expr, tvm.ir.Call) and str(expr.op.name).endswith("if_then_else")
+
+
 def without_casts(expr: Any) -> Any:
     while isinstance(expr, tirx.Cast):
         expr = expr.value
@@ -220,7 +225,7 @@ def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
         return None, 0.0
     store = stored(blocks[0])
     value, filled = store.value, 0.0
-    if isinstance(value, tvm.ir.Call) and value.op.name.endswith("if_then_else"):
+    if is_choice(value):
         if not isinstance(value.args[2], tirx.FloatImm):
             return None, 0.0
         value, filled = value.args[1], float(value.args[2].value)

@@ -230,17 +230,13 @@ def _elementwise(block: SBlock) -> str:
     for function in _FUNCTIONS:
         if function in calls:
             return function
-    if "reinterpret" in calls and not _is_choice(value):
+    if "reinterpret" in calls and not analysis.is_choice(value):
         return "exp"  # two to a power, put together from its bits, as `lib.graph.legalize` has it
     if "if_then_else" in calls:
         return _chosen(value, loads)
     if isinstance(value, tirx.Div) and analysis.walk(value.a, tirx.Mul) and analysis.walk(value.b, tirx.Mul):
         return "rational"  # what `lib.graph.legalize` makes of erf and tanh
     return _ARITHMETIC.get(type(value), "elementwise")
-
-
-def _is_choice(value: Any) -> bool:
-    return isinstance(value, tvm.ir.Call) and str(value.op.name).endswith("if_then_else")
 
 
 def _chosen(value: Any, loads: Sequence[Any]) -> str:

@@ -71,12 +71,6 @@ class Turn:
     index: Any
     count: int
 
-    @classmethod
-    def of(cls, loop: tirx.For, count: int | None = None) -> "Turn":
-        """Of a loop, all iterations of which read other elements unless it is said how many do."""
-        extent = int(loop.extent)
-        return cls(loop.loop_var if count in (None, extent) else loop.loop_var % count, count or extent)
-
 
 def _prefetches(nest: Sequence[tirx.For], params: Sequence[Any]) -> list[tirx.Stmt]:
     """The prefetches of one step, its share of the next panel: of an iteration of the innermost loop, or of all of it
@@ -158,23 +152,25 @@ def _panel_of(
     # Where matrices are multiplied, the vectors of a tile lie one after the other, each with all of the reduction.
     unrolled = tirx.ForKind.UNROLLED
     steps = list(itertools.takewhile(lambda loop: loop.loop_var in reduced or loop.kind == unrolled, around))
-    again = itertools.takewhile(lambda loop: strides[loop] == 0, around[len(steps) :])
-    passes = [loop for loop in again if loop.kind != tirx.ForKind.PARALLEL]
+    unmoved = itertools.takewhile(lambda loop: strides[loop] == 0, around[len(steps) :])
+    passes = [loop for loop in unmoved if loop.kind != tirx.ForKind.PARALLEL]
     size = step = math.prod(int(loop.extent) for loop in inner if strides[loop])
-    turns = [Turn.of(loop, _n_places(weights, indices, loop)) for loop in steps]
+    turns = [_turn(weights, indices, loop) for loop in steps]
     for loop, turn in zip(steps, turns, strict=True):
         if strides[loop] != size:
             return None
         size *= turn.count
     within = {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0) for loop in (*inner, *steps, *passes)}
     start = [analysis.replaced(index, within) for index in indices]
-    return Panel(weights, start, size, step, turns, list(map(Turn.of, passes)))
+    again = [Turn(loop.loop_var, int(loop.extent)) for loop in passes]
+    return Panel(weights, start, size, step, turns, again)
 
 
-def _n_places(tensor: Any, indices: Sequence[Any], loop: tirx.For) -> int:
-    """How many places iterations of a loop read: fewer than there are iterations where parts are read several times
+def _turn(weights: Any, indices: Sequence[Any], loop: tirx.For) -> Turn:
+    """Of a loop of the reduction: it reads fewer places than it has iterations where parts are read several times
     (`lib.graph.splitting`)."""
-    extent, at = int(loop.extent), (indices, tensor.ty.shape, loop.loop_var)
+    extent, at = int(loop.extent), (indices, weights.ty.shape, loop.loop_var)
     if analysis.is_linear(*at, extent):
-        return extent
-    return len({analysis.stride(*at, n) for n in range(extent)})
+        return Turn(loop.loop_var, extent)
+    count = len({analysis.stride(*at, n) for n in range(extent)})
+    return Turn(loop.loop_var % count, count)
