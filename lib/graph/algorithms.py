@@ -9,9 +9,10 @@ from lib.machine.dots import BF16, INT8
 from lib.machine.registers import Registers, registers
 from lib.machine.targets import AnyTarget
 
-AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_INT8 = "model", "bf16", "bf16x3", "int8"
-PRECISIONS = (AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_INT8)
-MULTIPLY_BF16 = (IN_BF16, IN_THREE_BF16)
+AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_SIX_BF16, IN_INT8 = "model", "bf16", "bf16x3", "bf16x6", "int8"
+PRECISIONS = (AS_IT_IS, IN_BF16, IN_THREE_BF16, IN_SIX_BF16, IN_INT8)
+MULTIPLY_BF16 = (IN_BF16, IN_THREE_BF16, IN_SIX_BF16)
+_PARTS = {IN_THREE_BF16: 2, IN_SIX_BF16: 3}  # of a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class AlgorithmConfig:
     winograd: str = "auto"  # 3x3 convolutions in Winograd's way
     widen: str = "auto"  # output channels to whole vectors
     attention: str = "auto"  # in one kernel, where scores stay in caches, or in three, whichever is faster
-    # Of what products and convolutions read: as the file has it, which int8 makes one of; bf16; three products of bf16.
+    # Of what products and convolutions read: as the file has it, which int8 makes one of; bf16; three products of bf16,
+    # or six, for each.
     precision: str = AS_IT_IS
 
     def __post_init__(self) -> None:
@@ -43,7 +45,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     Raises:
         TargetError: The target has no instructions for this precision.
     """
-    is_narrow, in_three = config.precision == IN_BF16, config.precision == IN_THREE_BF16
+    is_narrow, parts = config.precision == IN_BF16, _PARTS.get(config.precision, 1)
     if target.kind != "llvm":
         if config.precision in MULTIPLY_BF16:
             raise TargetError(f"--precision {config.precision} is for CPUs; on {target.name} there is no such kernel.")
@@ -58,8 +60,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     elif not takes_unsigned:
         model = signed.in_signed(model, of_bytes[0])
     if config.widen == "auto":
-        model = carrying.carried(model, machine.lanes, reads_all=is_narrow or in_three)
-    by_matrices = in_three or (is_narrow and matrix is not None)
+        model = carrying.carried(model, machine.lanes, reads_all=is_narrow or parts > 1)
+    by_matrices = parts > 1 or (is_narrow and matrix is not None)
     if not by_matrices:  # whose tiles are of several lines as well
         model = pixels.at_once(model, machine.count)
     choices: list[reweight.Choose] = []
@@ -74,8 +76,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
     if machine.looks_up:
         chosen = lookups.in_tables(chosen)
-    if in_three and matrix:
-        chosen = splitting.in_three(chosen, matrix)
+    if parts > 1 and matrix:
+        chosen = splitting.split(chosen, matrix, parts)
     return precision.in_bf16(chosen, machine.lanes, matrix) if is_narrow else chosen
 
 
@@ -83,7 +85,7 @@ def _require_instructions(wanted: str, machine: Registers, name: str) -> None:
     """Raises: TargetError: The machine has none for this precision."""
     if wanted == IN_BF16 and not any(dot.data == BF16.data for dot in machine.dots):
         lacks = "has no instruction for bf16 (AVX512-BF16, or BF16 of ARM)"
-    elif wanted == IN_THREE_BF16 and not machine.matrix(BF16):
+    elif wanted in _PARTS and not machine.matrix(BF16):
         lacks = "has no instruction that multiplies matrices in bf16 (AMX), and without one float32 is faster"
     else:
         return

@@ -1,20 +1,24 @@
-"""Products of float32 as three of bf16: nearly as exact, where an instruction multiplies bf16 ten times as fast.
+"""Products of float32 as several of bf16, nearly or quite as exact, where an instruction multiplies bf16 much faster.
 
 A float is nearly the sum of two of bf16, x = h + l: what it is rounded to, and the rounded rest. Of the four products
 that a product of two floats then is, the one of both rests is left out:
 
     x w = h_x h_w + h_x l_w + l_x h_w, but for 2**-16 of it
 
-Sums are in float32. The reduction goes by blocks of channels that the instruction takes at once, and in each by these
-three products, so that both parts of the data, and of the weights, are in L1 when they are read again. Weights are
-split when a model is compiled, and take as many bytes as before; since not each part is read equally often, no rule
-of MetaSchedule's finds their order, which is this:
+It is the sum of three of bf16, h + m + l, but for what float32 rounds itself, and of nine products six are enough:
 
-    columns / 16, kernel window, blocks of channels, 2 parts, pairs of channels, 16 columns, 2 channels
+    x w = h_x h_w + h_x m_w + h_x l_w + m_x h_w + m_x m_w + l_x h_w, but for 2**-25 of it
+
+Sums are in float32. The reduction goes by blocks of channels that the instruction takes at once, and in each by these
+products, so that all parts of the data, and of the weights, are in L1 when they are read again. Weights are split when
+a model is compiled, and take as many bytes as before, or half as many more; since not each part is read equally often,
+no rule of MetaSchedule's finds their order, which is this:
+
+    columns / 16, kernel window, blocks of channels, parts, pairs of channels, 16 columns, 2 channels
 
 Data are split by the function that multiplies them, within their padding if there is any: like that
 (`lib.search.spaces.contraction`), by each task as much as it reads, or at once. Numbers that bf16 cannot hold, from
-3.39e38 on, are none afterwards.
+3.39e38 on, are none afterwards, and what is below 1e-38 is zero.
 Source: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype for Higher-Precision
 Computations" (ARITH 2019).
 """
@@ -35,9 +39,8 @@ from lib.graph.rewrite import CONTRACTIONS, dtype, groups_of, has_columns_last, 
 from lib.machine.dots import Matrix
 from lib.tir import rounding
 
-FUNCTION = "in_three"  # in the names of the functions, for people
+FUNCTIONS = {2: "in_three", 3: "in_six"}  # by parts of a float; in the names of the functions, for people
 _WIDE, _NARROW = "float32", "bfloat16"
-_PRODUCTS, _PARTS = 3, 2
 _VECTORS = (16, 8, 4)  # channels that are split together (`lib.search.spaces.primitives.pad`)
 _FEWEST_ROWS = 4  # of a tile
 _LEAST = 48  # products of a number, for which it is split once
@@ -47,6 +50,7 @@ _LEAST = 48  # products of a number, for which it is split once
 class _Blocks:
     """Of channels: in how many groups, how many each, and of how many channels. The last of a group may have zeros."""
 
+    parts: int  # of a float
     groups: int
     count: int
     length: int
@@ -57,11 +61,15 @@ class _Blocks:
         return self.count * self.length
 
 
-def in_three(model: Model, matrix: Matrix) -> Model:
-    """The model with products and convolutions in float32, channels last, as three in bf16 each where an instruction
-    takes those; the same model if it has none."""
+def split(model: Model, matrix: Matrix, parts: int) -> Model:
+    """The model with products and convolutions in float32, channels last, as three or six in bf16 each where an
+    instruction takes those; the same model if it has none.
+
+    Args:
+        parts: Of a float: 2 or 3.
+    """
     merged = reweight.replaced(model, [partial(_merged, matrix)])
-    return reweight.replaced(merged, [partial(_replacement, matrix)])
+    return reweight.replaced(merged, [partial(_replacement, matrix, parts)])
 
 
 def _merged(matrix: Matrix, call: relax.Call) -> Replacement | None:
@@ -70,7 +78,7 @@ def _merged(matrix: Matrix, call: relax.Call) -> Replacement | None:
     return offer if offer and _pays(call, matrix.LANES, matrix) else None
 
 
-def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
+def _replacement(matrix: Matrix, parts: int, call: relax.Call) -> Replacement | None:
     if not is_call(call, *CONTRACTIONS) or {dtype(call), *map(dtype, call.args)} != {_WIDE}:
         return None
     weight, out = shape_of(call.args[1]), shape_of(call)
@@ -78,13 +86,14 @@ def _replacement(matrix: Matrix, call: relax.Call) -> Replacement | None:
         return None
     *window, channels, columns = weight
     own = columns // groups_of(call)
-    blocks = _blocks(channels, groups_of(call), matrix)
+    blocks = _blocks(channels, parts, groups_of(call), matrix)
     if blocks is None or own % matrix.LANES or not _pays(call, own, matrix):
         return None
     depth = matrix.dot.depth
     return Replacement(
-        FUNCTION, value=partial(_weights_apart, blocks, matrix), dtype=_NARROW, emit=partial(_emit, blocks, matrix),
-        shape=(columns // matrix.LANES, *window, blocks.count, _PARTS, blocks.length // depth, matrix.LANES, depth),
+        FUNCTIONS[parts], value=partial(_weights_apart, blocks, matrix), dtype=_NARROW,
+        emit=partial(_emit, blocks, matrix),
+        shape=(columns // matrix.LANES, *window, blocks.count, parts, blocks.length // depth, matrix.LANES, depth),
     )  # fmt: skip
 
 
@@ -100,7 +109,7 @@ def _pays(call: relax.Call, columns: int, matrix: Matrix) -> bool:
     return has_rows and columns * math.prod(window) / math.prod(strides) >= _LEAST
 
 
-def _blocks(channels: int, groups: int, matrix: Matrix) -> _Blocks | None:
+def _blocks(channels: int, parts: int, groups: int, matrix: Matrix) -> _Blocks | None:
     """The fewest, and of those the shortest, whose vectors are of channels, or of zeros; None if vectors divide no
     channels.
 
@@ -109,7 +118,7 @@ def _blocks(channels: int, groups: int, matrix: Matrix) -> _Blocks | None:
     """
     most = matrix.STEPS * matrix.dot.depth
     found = [
-        _Blocks(groups, -(-channels // length), length)
+        _Blocks(parts, groups, -(-channels // length), length)
         for length in range(_VECTORS[-1], most + 1, _VECTORS[-1])
         if channels % next(n for n in _VECTORS if length % n == 0) == 0
     ]
@@ -117,20 +126,23 @@ def _blocks(channels: int, groups: int, matrix: Matrix) -> _Blocks | None:
 
 
 def _weights_apart(blocks: _Blocks, matrix: Matrix, weight: np.ndarray) -> np.ndarray:
-    """Of (..., C, O), both parts in the order above."""
+    """Of (..., C, O), all parts in the order above."""
     *window, channels, columns = weight.shape
     more, depth = blocks.channels - channels, matrix.dot.depth
-    parts = np.stack(_parts(reweight.deeper(more, weight)))
+    parts = np.stack(_parts(reweight.deeper(more, weight), blocks.parts))
     apart = (blocks.count, blocks.length // depth, depth, columns // matrix.LANES, matrix.LANES)
     n = len(window)
     count, pair, within, column, lane = range(n + 1, n + 6)
     order = [column, *range(1, n + 1), count, 0, pair, lane, within]
-    return np.ascontiguousarray(parts.reshape(_PARTS, *window, *apart).transpose(order))
+    return np.ascontiguousarray(parts.reshape(blocks.parts, *window, *apart).transpose(order))
 
 
-def _parts(whole: np.ndarray) -> list[np.ndarray]:
-    high = whole.astype(ml_dtypes.bfloat16)
-    return [high, (whole - high.astype(np.float32)).astype(ml_dtypes.bfloat16)]
+def _parts(rest: np.ndarray, count: int) -> list[np.ndarray]:
+    found = []
+    for _ in range(count):
+        found.append(rest.astype(ml_dtypes.bfloat16))
+        rest = rest - found[-1].astype(np.float32)
+    return found
 
 
 def _emit(
@@ -139,7 +151,8 @@ def _emit(
     operator, shape = call.op.name.rpartition(".")[2], shape_of(call)
     return builder.call_te(
         partial(_sums, operator, call.attrs, shape, blocks, matrix), *args,
-        primfunc_name_hint=f"{operator}_{FUNCTION}", primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
+        primfunc_name_hint=f"{operator}_{FUNCTIONS[blocks.parts]}",
+        primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
 
 
@@ -156,8 +169,13 @@ def _sums(
     window = [te.reduce_axis((0, weight.shape[1 + n]), f"r{n}") for n in range(len(strides))]
     block, product, turn = (
         te.reduce_axis((0, extent), name)
-        for extent, name in ((blocks.count, "block"), (_PRODUCTS, "product"), (blocks.length, "turn"))
+        for extent, name in (
+            (blocks.count, "block"),
+            (math.comb(blocks.parts + 1, 2), "product"),
+            (blocks.length, "turn"),
+        )
     )
+    part_of_data, part_of_weight = _parts_of(product, blocks.parts)
 
     def at(*index: tirx.Var) -> tirx.Expr:
         *place, column = index
@@ -167,17 +185,28 @@ def _sums(
             for x, step, tap, far in zip(place[len(outer) :], strides, window, dilation, strict=True)
         ]
         of_group = block if blocks.groups == 1 else column // own * blocks.count + block
-        of_data = parts(*outer, *pixel, of_group, product // _PARTS, turn)
+        of_data = parts(*outer, *pixel, of_group, part_of_data, turn)
         of_weight = weight(
-            column // matrix.LANES, *window, block, product % _PARTS, turn // depth, column % matrix.LANES, turn % depth
+            column // matrix.LANES, *window, block, part_of_weight, turn // depth, column % matrix.LANES, turn % depth
         )
         return te.sum(of_data.astype(_WIDE) * of_weight.astype(_WIDE), axis=[*window, block, product, turn])
 
-    return te.compute([tirx.IntImm("int64", n) for n in shape], at, name=f"{operator}_{FUNCTION}")
+    return te.compute([tirx.IntImm("int64", n) for n in shape], at, name=f"{operator}_{FUNCTIONS[blocks.parts]}")
+
+
+def _parts_of(product: tirx.Var, parts: int) -> tuple[tirx.Expr, tirx.Expr]:
+    """Which part of the data, and which of the weights, are in the n-th product: the first of the data with all of the
+    weights, the second with all but the last, and so on."""
+    of_data, of_weight, start = tirx.IntImm("int64", 0), product, 0
+    for count in range(parts, 1, -1):
+        start += count
+        is_beyond = product // start  # 0 or 1: there are fewer than twice as many products
+        of_data, of_weight = of_data + is_beyond, of_weight - is_beyond * count
+    return of_data, of_weight
 
 
 def _data_apart(data: te.Tensor, padding: Sequence[int], blocks: _Blocks) -> te.Tensor:
-    """(..., C) as (..., blocks, 2 parts, channels of a block), with zeros before and after the axes of space."""
+    """(..., C) as (..., blocks, parts, channels of a block), with zeros before and after the axes of space."""
     *outer, channels = data.shape
     own = int(channels) // blocks.groups
     n = len(padding) // 2
@@ -189,12 +218,13 @@ def _data_apart(data: te.Tensor, padding: Sequence[int], blocks: _Blocks) -> te.
         source = [at - first for at, first in zip(place, before, strict=True)]
         group, within = (0, block) if blocks.groups == 1 else (block // blocks.count, block % blocks.count)
         channel = within * blocks.length + turn  # of its group
-        high, low = rounding.in_two(data(*source, group * own + channel))
-        found = tirx.if_then_else(part < 1, high, low)
+        *others, found = rounding.in_parts(data(*source, group * own + channel), blocks.parts)
+        for n, each in reversed(list(enumerate(others))):
+            found = tirx.if_then_else(part <= n, each, found)
         inside = [each for at, extent, padded in zip(source, outer, shape, strict=True) if int(padded) > int(extent)
                   for each in (at >= 0, at < extent)]  # fmt: skip
         if blocks.channels > own:
             inside.append(channel < own)
         return tirx.if_then_else(tirx.all(*inside), found, tirx.const(0, _NARROW)) if inside else found
 
-    return te.compute([*shape, blocks.groups * blocks.count, _PARTS, blocks.length], value, name="split")
+    return te.compute([*shape, blocks.groups * blocks.count, blocks.parts, blocks.length], value, name="split")

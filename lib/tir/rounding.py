@@ -55,14 +55,19 @@ _KINDS = ("float", "bfloat", "i1", "i8", "i16", "i32")
 _MOST = 255
 
 
-def in_two(whole: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
-    """A float as two of bf16, nearly its sum: what it is rounded to, and the rounded rest (`lib.graph.splitting`).
+def in_parts(rest: tirx.Expr, count: int) -> list[tirx.Expr]:
+    """A float as some of bf16, nearly their sum: what it is rounded to, the rest rounded in turn, and so on
+    (`lib.graph.splitting`).
 
     Rounded by its bits: a cast to bf16 and back is nothing to TVM's BF16ComputeLegalize, and the rest would be zero.
     """
-    bits = tirx.reinterpret("uint32", whole) + tirx.const(0x8000, "uint32")
-    high = tirx.reinterpret("float32", bits & tirx.const(0xFFFF0000, "uint32"))
-    return high.astype("bfloat16"), (whole - high).astype("bfloat16")
+    found = []
+    for _ in range(count - 1):
+        bits = tirx.reinterpret("uint32", rest) + tirx.const(0x8000, "uint32")
+        high = tirx.reinterpret("float32", bits & tirx.const(0xFFFF0000, "uint32"))
+        found.append(high.astype("bfloat16"))
+        rest = rest - high
+    return [*found, rest.astype("bfloat16")]
 
 
 def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -1,4 +1,4 @@
-"""Floats as three products of bf16: how exact, of what, and by which programs; run untuned, so on any CPU."""
+"""Products of floats as three or six of bf16: how exact, of what, and by which programs; run untuned, so on any CPU."""
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,8 @@ from lib.tir.workload import load_module
 from tests.lib.graph.rules.helpers import const, module, operators, random, run
 from tests.lib.tir.test_prefetch import lines, prefetched, reads
 
-NARROW = 2.0**-8  # to which bf16 rounds; products of three have 2**-16
+NARROW = 2.0**-8  # to which bf16 rounds; sums of three products have 2**-16
+TYPICAL = {2: 2.0**-19, 3: 2.0**-21}  # errors over the largest output, by parts of a float
 AMX = targets.cpu_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids", "num-cores": 2}')
 LINE = 32  # elements of bf16
 
@@ -60,21 +61,23 @@ COMPUTED = {
 }
 
 
-def in_three(build, shape):
+def split(build, shape, parts=2):
     model = fusion.lift_constants(module(build, shape))
-    return model, splitting.in_three(model, AMX_BF16)
+    return model, splitting.split(model, AMX_BF16, parts)
 
 
+@pytest.mark.parametrize("parts", TYPICAL)
 @pytest.mark.parametrize(("build", "shape"), COMPUTED.values(), ids=COMPUTED)
-def test_results_are_those_of_floats_but_for_the_products_of_rests(build, shape, cpu):
+def test_results_are_those_of_floats_but_for_the_products_of_rests(build, shape, parts, cpu):
     x = random(shape)
     [expected] = run(module(build, shape), x)
-    _, found = in_three(build, shape)
+    _, found = split(build, shape, parts)
 
     [y] = run(fusion.fuse(found.module, cpu.tvm()), x, *found.weights.values())
 
     assert {value.dtype for value in found.weights.values()} == {np.dtype(ml_dtypes.bfloat16)}
     assert np.abs(y - expected).max() < NARROW**2 * np.abs(expected).max()
+    assert np.sqrt(np.square(y - expected).mean()) < TYPICAL[parts] * np.abs(expected).max()
 
 
 def test_results_of_one_product_of_bf16_are_not_that_exact():
@@ -84,10 +87,11 @@ def test_results_of_one_product_of_bf16_are_not_that_exact():
     assert np.abs(np.matmul(*rounded) - x @ w).max() > 50 * NARROW**2 * np.abs(x @ w).max()
 
 
-def test_weights_take_as_many_bytes_as_before():
-    before, found = in_three(lambda x: conv(x, 64), (1, 6, 7, 64))
+@pytest.mark.parametrize(("parts", "more"), [(2, 1), (3, 1.5)])
+def test_weights_take_as_many_bytes_as_before_or_half_as_many_more(parts, more):
+    before, found = split(lambda x: conv(x, 64), (1, 6, 7, 64), parts)
 
-    assert [w.nbytes for w in found.weights.values()] == [w.nbytes for w in before.weights.values()]
+    assert [w.nbytes for w in found.weights.values()] == [more * w.nbytes for w in before.weights.values()]
 
 
 @pytest.mark.parametrize(
@@ -112,14 +116,14 @@ def test_weights_take_as_many_bytes_as_before():
     ],
 )
 def test_others_stay(build, shape, why):
-    model, found = in_three(build, shape)
+    model, found = split(build, shape)
 
     assert found is model, why
 
 
-def programs(build, shape):
+def programs(build, shape, parts=2):
     """Those of its subgraph, as a CPU with AMX has them."""
-    _, found = in_three(build, shape)
+    _, found = split(build, shape, parts)
     [subgraph] = extract_subgraphs(fusion.fuse(found.module, AMX.tvm()))
     workload = load_module(subgraph.workload)
     assert contraction.fits(workload, AMX.tvm())
@@ -127,11 +131,12 @@ def programs(build, shape):
     return subgraph, workload, [traces.program(workload, each.trace, AMX.tvm()) for each in made]
 
 
-def test_programs_are_those_of_bf16_with_data_split_in_tasks_or_at_once():
+@pytest.mark.parametrize("parts", TYPICAL)
+def test_programs_are_those_of_bf16_with_data_split_in_tasks_or_at_once(parts):
     def build(x):
         return op.nn.relu(op.add(conv(x, 64, padding=1), const(random((64,), 2))))
 
-    subgraph, workload, made = programs(build, (1, 14, 14, 64))
+    subgraph, workload, made = programs(build, (1, 14, 14, 64), parts)
 
     assert subgraph.core_operator == "conv2d_bf16"
     assert made
@@ -145,8 +150,9 @@ def test_programs_are_those_of_bf16_with_data_split_in_tasks_or_at_once():
     assert in_tasks == {True, False}
 
 
-def test_what_two_products_read_is_prefetched_once_with_the_rest_of_the_next_panel():
-    _, _, made = programs(lambda x: product(x, 64), (1, 32, 64))
+@pytest.mark.parametrize("parts", TYPICAL)
+def test_what_several_products_read_is_prefetched_once_with_the_rest_of_the_next_panel(parts):
+    _, _, made = programs(lambda x: product(x, 64), (1, 32, 64), parts)
     found = [(program["main"], prefetched(prefetch.insert(program["main"]))) for program in made]
     found = [(function, calls) for function, calls in found if calls][:2]
 
@@ -163,17 +169,19 @@ def test_what_two_products_read_is_prefetched_once_with_the_rest_of_the_next_pan
         assert len(there) < 2 * len(panel)
 
 
-def test_a_cpu_without_matrices_is_refused_with_what_to_do():
+@pytest.mark.parametrize("precision", ["bf16x3", "bf16x6"])
+def test_a_cpu_without_matrices_is_refused_with_what_to_do(precision):
     old = targets.cpu_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4"}')
     model = fusion.lift_constants(module(product, (2, 16, 64)))
 
-    with pytest.raises(TargetError, match=r"--precision bf16x3: llvm-znver4.* \(AMX\).*Leave the option out"):
-        choose_algorithms(model, old, AlgorithmConfig(precision="bf16x3"))
+    with pytest.raises(TargetError, match=rf"--precision {precision}: llvm-znver4.* \(AMX\).*Leave the option out"):
+        choose_algorithms(model, old, AlgorithmConfig(precision=precision))
 
 
-def test_with_amx_a_model_has_them_in_place_of_winograds_convolutions():
+@pytest.mark.parametrize(("precision", "name"), [("bf16x3", "conv2d_in_three"), ("bf16x6", "conv2d_in_six")])
+def test_with_amx_a_model_has_them_in_place_of_winograds_convolutions(precision, name):
     model = fusion.lift_constants(module(lambda x: conv(x, 64, 72, padding=1), (1, 14, 14, 64)))
 
-    found = choose_algorithms(model, AMX, AlgorithmConfig(precision="bf16x3"))
+    found = choose_algorithms(model, AMX, AlgorithmConfig(precision=precision))
 
-    assert operators(found.module) == ["conv2d_in_three", "cut"]  # 72 columns are 80 of which 8 are dropped
+    assert operators(found.module) == [name, "cut"]  # 72 columns are 80 of which 8 are dropped

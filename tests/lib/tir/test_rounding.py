@@ -132,17 +132,17 @@ def test_other_bounds_are_kept(cpu, bounds):
     np.testing.assert_array_equal(found.numpy(), np.clip(np.rint(x), *bounds).astype(np.uint8))
 
 
+@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("build", [lowering.build, tvm.tirx.build], ids=["this project", "TVM"])
-def test_a_float_in_two_is_nearly_their_sum_also_where_tvm_takes_casts_for_nothing(cpu, build):
+def test_a_float_in_parts_is_nearly_their_sum_also_where_tvm_takes_casts_for_nothing(cpu, build, count):
     rng = np.random.default_rng(0)
     x = (rng.standard_normal(256) * 10.0 ** rng.integers(-20, 20, 256)).astype(np.float32)
     source = te.placeholder((256,), "float32", name="x")
-    high = te.compute((256,), lambda i: rounding.in_two(source[i])[0], name="high")
-    low = te.compute((256,), lambda i: rounding.in_two(source[i])[1], name="low")
-    parts = [tvm.runtime.empty((256,), "bfloat16") for _ in range(2)]
+    made = [te.compute((256,), lambda i: rounding.in_parts(source[i], count)[n]) for n in range(count)]  # noqa: B023
+    parts = [tvm.runtime.empty((256,), "bfloat16") for _ in range(count)]
 
-    build(as_workload(te.create_prim_func([source, high, low])), cpu.tvm())["main"](tvm.runtime.tensor(x), *parts)
+    build(as_workload(te.create_prim_func([source, *made])), cpu.tvm())["main"](tvm.runtime.tensor(x), *parts)
 
-    rounded, rest = (part.numpy().astype(np.float64) for part in parts)
-    np.testing.assert_allclose(rounded, x, rtol=2**-8)
-    np.testing.assert_allclose(rounded + rest, x, rtol=2**-16)
+    found = np.cumsum([part.numpy().astype(np.float64) for part in parts], axis=0)
+    for n, so_far in enumerate(found, start=1):
+        np.testing.assert_allclose(so_far, x, rtol=2.0 ** (-8 * n))
