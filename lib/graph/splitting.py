@@ -185,7 +185,7 @@ def _sums(
             for x, step, tap, far in zip(place[len(outer) :], strides, window, dilation, strict=True)
         ]
         of_group = block if blocks.groups == 1 else column // own * blocks.count + block
-        of_data = parts(*outer, *pixel, of_group, part_of_data, turn)
+        of_data = parts(of_group, *outer, *pixel, part_of_data, turn)
         of_weight = weight(
             column // matrix.LANES, *window, block, part_of_weight, turn // depth, column % matrix.LANES, turn % depth
         )
@@ -206,7 +206,10 @@ def _parts_of(product: tirx.Var, parts: int) -> tuple[tirx.Expr, tirx.Expr]:
 
 
 def _data_apart(data: te.Tensor, padding: Sequence[int], blocks: _Blocks) -> te.Tensor:
-    """(..., C) as (..., blocks, parts, channels of a block), with zeros before and after the axes of space."""
+    """(..., C) as (blocks, ..., parts, channels of a block), with zeros before and after the axes of space.
+
+    What a tile reads of a block lies together: rows that are a power of two apart have the same few places in L1.
+    """
     *outer, channels = data.shape
     own = int(channels) // blocks.groups
     n = len(padding) // 2
@@ -214,7 +217,7 @@ def _data_apart(data: te.Tensor, padding: Sequence[int], blocks: _Blocks) -> te.
     shape = [extent + a + b for extent, a, b in zip(outer, before, after, strict=True)]
 
     def value(*index: tirx.Var) -> tirx.Expr:
-        *place, block, part, turn = index
+        block, *place, part, turn = index
         source = [at - first for at, first in zip(place, before, strict=True)]
         group, within = (0, block) if blocks.groups == 1 else (block // blocks.count, block % blocks.count)
         channel = within * blocks.length + turn  # of its group
@@ -227,4 +230,4 @@ def _data_apart(data: te.Tensor, padding: Sequence[int], blocks: _Blocks) -> te.
             inside.append(channel < own)
         return tirx.if_then_else(tirx.all(*inside), found, tirx.const(0, _NARROW)) if inside else found
 
-    return te.compute([*shape, blocks.groups * blocks.count, blocks.parts, blocks.length], value, name="split")
+    return te.compute([blocks.groups * blocks.count, *shape, blocks.parts, blocks.length], value, name="split")

@@ -351,7 +351,7 @@ class _Writer:
         """What is in a loop over vectors, with instructions in place of the marked loop."""
         around = next(nest for nest in analysis.nests(body) if MARK in nest[-1].annotations)[:-1]
         n_loads = tile.n_vectors * math.prod(int(loop.extent) for loop in around)
-        stays = n_loads * tile.n_steps * _WIDTH <= _STAYS
+        stays = True
         products, vector = list(self._products(tile, "load" if stays else "stream")), tile.vectors.loop_var
 
         def step(loop: tirx.For) -> tirx.For:
