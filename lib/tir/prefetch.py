@@ -11,6 +11,7 @@ Matrix Multiplication" (TOMS 2008), section 4.
 
 import itertools
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,11 +55,12 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A contiguous part of the weights that is read several times over."""
+    """A contiguous part of the weights that is read several times over, or one of several for neighbouring vectors."""
 
     weights: Any  # the tensor
     start: list[Any]  # indices of its first element
     size: int  # elements
+    ahead: int  # elements from its beginning to that of the next one
     step: int  # elements that are read in each step of the reduction
     steps: list["Turn"]  # of the reduction, the innermost first
     passes: list["Turn"]  # that read it again, the innermost first
@@ -82,7 +84,7 @@ def _prefetches(nest: Sequence[tirx.For], params: Sequence[Any]) -> list[tirx.St
     if n_passes > panel.step:
         return []
     element = analysis.itemsize(panel.weights.dtype)
-    ahead = panel.size if n_passes > 1 else min(panel.size, _AHEAD // element)
+    ahead = panel.ahead if n_passes > 1 else min(panel.size, _AHEAD // element)
     share = -(-panel.step // n_passes)  # of a step, in elements
     begin = _flat(panel.passes) * panel.size // n_passes + _flat(panel.steps) * share
     *outer, last = panel.start
@@ -156,14 +158,18 @@ def _panel_of(
     passes = [loop for loop in unmoved if loop.kind != tirx.ForKind.PARALLEL]
     size = step = math.prod(int(loop.extent) for loop in inner if strides[loop])
     turns = [_turn(weights, indices, loop) for loop in steps]
-    for loop, turn in zip(steps, turns, strict=True):
-        if strides[loop] != size:
-            return None
-        size *= turn.count
+    *sizes, size = itertools.accumulate([size, *(turn.count for turn in turns)], operator.mul)
+    is_next = [strides[loop] == far for loop, far in zip(steps, sizes, strict=True)]
+    ahead = size
+    if steps and steps[-1].loop_var not in reduced and not is_next[-1]:  # vectors, with a part of the reduction each
+        ahead, size = strides[steps[-1]] * turns[-1].count, sizes[-1]
+        del steps[-1], turns[-1], is_next[-1]
+    if not all(is_next):
+        return None
     within = {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0) for loop in (*inner, *steps, *passes)}
     start = [analysis.replaced(index, within) for index in indices]
     again = [Turn(loop.loop_var, int(loop.extent)) for loop in passes]
-    return Panel(weights, start, size, step, turns, again)
+    return Panel(weights, start, size, ahead, step, turns, again)
 
 
 def _turn(weights: Any, indices: Sequence[Any], loop: tirx.For) -> Turn:

@@ -20,6 +20,8 @@ narrower than float32 are multiplied by an instruction that adds several product
 for them (`lib.tir.dot`): one more loop, innermost, over the products that it adds.
 """
 
+import itertools
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +34,7 @@ from tvm.target import Target
 from lib.machine.dots import Dot
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import tiling
-from lib.search.spaces.microkernel import tile_contraction
+from lib.search.spaces.microkernel import Slabs, tile_contraction
 from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import Space, feasible
 from lib.search.spaces.tiling import Image, Tile
@@ -40,6 +42,8 @@ from lib.tir import analysis
 from lib.tir.parameters import weight_positions
 
 _FEW_ROWS = 4  # instructions for matrices would wait for each other
+_STAYS = 1 << 20  # bytes of data that stay in L2 beside weights
+_MOST_SLABS = 8
 
 
 def space(remainders: bool = True) -> Space:
@@ -89,11 +93,27 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers, remainders
         return []
     places = (False, True) if schedule.get_producers(block) else (False,)
 
-    def tiled(tile: Tile, padded_in_task: bool, sketch: Schedule) -> None:
-        tile_contraction(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task)
+    def tiled(tile: Tile, padded_in_task: bool, slabs: Slabs | None, sketch: Schedule) -> None:
+        tile_contraction(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task, slabs=slabs)
 
     tiles = _tiles(schedule.mod["main"], schedule.get(block), roles, machine, remainders)
-    return feasible(schedule, [partial(tiled, tile, in_task) for tile in tiles for in_task in places])
+    in_slabs = [None, *_slabs(schedule.get(block), roles)]
+    choices = itertools.product(tiles, places, in_slabs)
+    return feasible(schedule, [partial(tiled, *choice) for choice in choices])
+
+
+def _slabs(reduction: SBlock, roles: Roles) -> list[Slabs]:
+    """The parts of a product's reduction, if it is in blocks (`lib.graph.splitting`), and its data do not stay in L2
+    beside its weights."""
+    operands = analysis.weight_and_data(reduction)
+    assert operands is not None
+    (weight, data), extents = operands, [int(axis.dom.extent) for axis in reduction.iter_vars]
+    *window, blocks, _, _ = [extents[n] for n in roles.reduction] if analysis.is_in_vectors(weight) else [0, 0, 0]
+    size = math.prod(map(int, data.source.ty.shape)) * analysis.itemsize(data.source.dtype)
+    counts = tuple(n for n in tiling.divisors(blocks)[1:] if n <= _MOST_SLABS)
+    if not counts or math.prod(window) > 1 or roles.groups > 1 or roles.batch or size <= _STAYS:
+        return []
+    return [Slabs(len(window), counts)]
 
 
 def _tiles(

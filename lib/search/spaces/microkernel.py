@@ -19,6 +19,14 @@ from lib.tir import analysis, dot, matrix, parallel, prefetch, remainder
 _UNROLLED = (2, 4, 8)  # steps of the K loop
 
 
+@dataclass(frozen=True, slots=True)
+class Slabs:
+    """Parts of a reduction, so that what a task reads of the data in one of them stays in L2."""
+
+    axis: int  # among those of the reduction
+    counts: tuple[int, ...]  # to choose from
+
+
 def tile_contraction(
     schedule: Schedule,
     block: SBlockRV,
@@ -28,14 +36,22 @@ def tile_contraction(
     padded_in_task: bool = False,
     results: SBlockRV | None = None,
     rows_first: bool = False,
+    slabs: Slabs | None = None,
 ) -> None:
     """Tile a contraction, and place the blocks before it that pad its data (`producers`).
 
     Args:
         results: The block that reads the accumulators, which have the scope `local` already; None: what follows.
         rows_first: A task has its rows of all contractions of a batch, not all rows of some of them.
+        slabs: A task goes through the reduction in parts, each for all of its tiles. There are no groups then.
     """
+    slab, summed = [], None
+    if slabs:
+        block, summed = _in_slabs(schedule, block, roles, slabs)
+        results = summed
     loops = schedule.get_loops(block)
+    if slabs:
+        slab = [loops.pop(roles.reduction[slabs.axis])]
     results, cut = (results, None) if results else _results(schedule, block, roles, tile)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     columns, groups = loops[roles.columns], []
@@ -57,17 +73,37 @@ def tile_contraction(
     # Rows before columns: a thread then has the part of the image that it has in the kernels before and after.
     batch, of_rows = [loops[n] for n in roles.batch], [*outer_rows, rows_0]
     tasks = [*(of_rows + batch if rows_first else batch + of_rows), *groups, columns_0]
-    around, of_tile = [columns_1, rows_1, *rest], split.within(window)  # the tile, within a task
+    around, of_tile = [*slab, columns_1, rows_1, *rest], split.within(window)  # the tile, within a task
     schedule.reorder(*tasks, *around, *of_tile)
     task = schedule.fuse(*tasks)
     if not cut:
         schedule.parallel(task)
     _fill(schedule, block, results, split, around[-1], tile)
     for producer in producers:
-        primitives.pad(schedule, producer, task if padded_in_task else None)
+        primitives.pad(schedule, producer, (slab[0] if slab else task) if padded_in_task else None)
     _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
     if cut:
         _cut_in_task(schedule, task, cut, roles, factors, tile)
+    if summed:
+        _finish_in_task(schedule, task, slab[0], summed, tile)
+
+
+def _in_slabs(schedule: Schedule, block: SBlockRV, roles: Roles, slabs: Slabs) -> tuple[SBlockRV, SBlockRV]:
+    """A contraction as those of parts of its reduction, and the block that adds them up."""
+    whole = schedule.get_loops(block)[roles.reduction[slabs.axis]]
+    slab, _ = schedule.split(whole, [primitives.sampled_choice(schedule, slabs.counts), None])
+    part = schedule.rfactor(slab, 0)
+    schedule.set_scope(part, 0, "local")
+    return part, block
+
+
+def _finish_in_task(schedule: Schedule, task: LoopRV, slab: LoopRV, summed: SBlockRV, tile: Tile) -> None:
+    """Set the sums of all slabs to zero before the first, and have what reads them follow the last."""
+    if schedule.get_consumers(summed):
+        following = primitives.following(schedule, summed)
+        schedule.reverse_compute_at(following, task, preserve_unit_loops=True)
+        primitives.vectorize_last(schedule, following, tile.lanes)
+    schedule.decompose_reduction(summed, slab)  # in loops whose number depends on their extents
 
 
 def _results(schedule: Schedule, block: SBlockRV, roles: Roles, tile: Tile) -> tuple[SBlockRV, Permuted | None]:

@@ -72,13 +72,25 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     if found := permuted(schedule, block):
         apart(schedule, found, lanes)
         return found.copy
-    consumer = _with_what_follows(schedule, consumers[0])
-    if len(consumers) > 1:
+    consumer = following(schedule, block)
+    schedule.set_scope(block, 0, "local")
+    return consumer
+
+
+def following(schedule: Schedule, block: SBlockRV) -> SBlockRV:
+    """The one element-wise block that reads a reduction's results, with all that follows it, and what else it reads,
+    inlined.
+
+    Raises:
+        ScheduleError: More than one block follows.
+    """
+    first, *others = schedule.get_consumers(block)
+    consumer = _with_what_follows(schedule, first)
+    if others:
         raise ScheduleError("what follows the reduction does not fit into one block")
     for other in schedule.get_producers(consumer):  # say, of a mask that is added
         if not schedule.get(other).same_as(schedule.get(block)):
             schedule.compute_inline(other)
-    schedule.set_scope(block, 0, "local")
     return consumer
 
 
