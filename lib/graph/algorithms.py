@@ -59,16 +59,18 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         model = precision.in_floats(model)
     elif not takes_unsigned:
         model = signed.in_signed(model, of_bytes[0])
+    widened: list[reweight.Choose] = []
     if config.widen == "auto":
+        widened.append(widen.replacement(machine.lanes))
         model = carrying.carried(model, machine.lanes, reads_all=is_narrow or parts > 1)
-    by_matrices = parts > 1 or (is_narrow and matrix is not None)
+    if parts > 1 and matrix:
+        model = splitting.split(reweight.replaced(model, widened), matrix, parts)
+    by_matrices = is_narrow and matrix is not None
     if not by_matrices:  # whose tiles are of several lines as well
         model = pixels.at_once(model, machine.count)
-    choices: list[reweight.Choose] = []
+    choices = list(widened)
     if config.winograd == "auto" and not by_matrices:  # whose products are cheaper than transforms
-        choices.append(winograd.narrow_replacement if is_narrow else winograd.replacement)
-    if config.widen == "auto":
-        choices.append(widen.replacement(machine.lanes))
+        choices.insert(0, winograd.narrow_replacement if is_narrow else winograd.replacement)
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)
@@ -76,8 +78,6 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
     if machine.looks_up:
         chosen = lookups.in_tables(chosen)
-    if parts > 1 and matrix:
-        chosen = splitting.split(chosen, matrix, parts)
     return precision.in_bf16(chosen, machine.lanes, matrix) if is_narrow else chosen
 
 

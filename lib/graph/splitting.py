@@ -43,7 +43,7 @@ FUNCTIONS = {2: "in_three", 3: "in_six"}  # by parts of a float; in the names of
 _WIDE, _NARROW = "float32", "bfloat16"
 _VECTORS = (16, 8, 4)  # channels that are split together (`lib.search.spaces.primitives.pad`)
 _FEWEST_ROWS = 4  # of a tile
-_LEAST = 48  # products of a number, for which it is split once
+_LEAST = {2: 48, 3: 384}  # products of a number, for which it is split once, by parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def split(model: Model, matrix: Matrix, parts: int) -> Model:
     Args:
         parts: Of a float: 2 or 3.
     """
-    merged = reweight.replaced(model, [partial(_merged, matrix)])
+    merged = reweight.replaced(model, [partial(_merged, matrix, parts)])
     return reweight.replaced(merged, [partial(_replacement, matrix, parts)])
 
 
-def _merged(matrix: Matrix, call: relax.Call) -> Replacement | None:
+def _merged(matrix: Matrix, parts: int, call: relax.Call) -> Replacement | None:
     """Groups of few columns as larger ones, where these are then taken."""
     offer = grouping.replacement(matrix, _WIDE, call)
-    return offer if offer and _pays(call, matrix.LANES, matrix) else None
+    return offer if offer and _pays(call, matrix.LANES, matrix, parts) else None
 
 
 def _replacement(matrix: Matrix, parts: int, call: relax.Call) -> Replacement | None:
@@ -87,7 +87,7 @@ def _replacement(matrix: Matrix, parts: int, call: relax.Call) -> Replacement | 
     *window, channels, columns = weight
     own = columns // groups_of(call)
     blocks = _blocks(channels, parts, groups_of(call), matrix)
-    if blocks is None or own % matrix.LANES or not _pays(call, own, matrix):
+    if blocks is None or own % matrix.LANES or not _pays(call, own, matrix, parts):
         return None
     depth = matrix.dot.depth
     return Replacement(
@@ -97,7 +97,7 @@ def _replacement(matrix: Matrix, parts: int, call: relax.Call) -> Replacement | 
     )  # fmt: skip
 
 
-def _pays(call: relax.Call, columns: int, matrix: Matrix) -> bool:
+def _pays(call: relax.Call, columns: int, matrix: Matrix, parts: int) -> bool:
     """Whether there are rows enough for the instruction, and a number of the data is in products enough.
 
     Args:
@@ -106,7 +106,7 @@ def _pays(call: relax.Call, columns: int, matrix: Matrix) -> bool:
     out, is_product = shape_of(call), is_call(call, "relax.matmul")
     window, strides = ([], []) if is_product else (shape_of(call.args[1])[:-2], [int(n) for n in call.attrs.strides])
     has_rows = len(out) > 1 and out[-2] >= _FEWEST_ROWS and math.prod(out[:-1]) >= matrix.ROWS
-    return has_rows and columns * math.prod(window) / math.prod(strides) >= _LEAST
+    return has_rows and columns * math.prod(window) / math.prod(strides) >= _LEAST[parts]
 
 
 def _blocks(channels: int, parts: int, groups: int, matrix: Matrix) -> _Blocks | None:

@@ -46,7 +46,7 @@ _PREFIX = "family_tuner_tiles"
 _CONFIGURE, _RELEASE, _PERMITTED = f"{_PREFIX}_configure", f"{_PREFIX}_release", f"{_PREFIX}_permitted"
 _MULTIPLY, _STORE = f"{_PREFIX}_multiply", f"{_PREFIX}_store"
 # Bytes of weights that a tile reads and that stay in L1 (48 KB) for the next tile; where there are more, each tile has
-# them from L2, and they would only replace its data.
+# them from L2, and they would only replace its data, but for those that it reads again (`lib.graph.splitting`).
 _STAYS = 1 << 15
 _WIDTH, _ELEMENT = 64, 4  # bytes: of a register's row, and of what a step multiplies with a lane
 _REFUSED = (
@@ -351,7 +351,9 @@ class _Writer:
         """What is in a loop over vectors, with instructions in place of the marked loop."""
         around = next(nest for nest in analysis.nests(body) if MARK in nest[-1].annotations)[:-1]
         n_loads = tile.n_vectors * math.prod(int(loop.extent) for loop in around)
-        stays = True
+        at = tile.weights.indices, tile.weights.tensor.ty.shape
+        is_again = not all(analysis.is_linear(*at, loop.loop_var, int(loop.extent)) for loop in around)
+        stays = is_again or n_loads * tile.n_steps * _WIDTH <= _STAYS
         products, vector = list(self._products(tile, "load" if stays else "stream")), tile.vectors.loop_var
 
         def step(loop: tirx.For) -> tirx.For:

@@ -15,6 +15,7 @@ from lib.search import evolution
 from lib.search.spaces import contraction
 from lib.tir import analysis, prefetch, traces
 from lib.tir.workload import load_module
+from tests.helpers import run_on
 from tests.lib.graph.rules.helpers import const, module, operators, random, run
 from tests.lib.tir.test_prefetch import lines, prefetched, reads
 
@@ -22,6 +23,12 @@ NARROW = 2.0**-8  # to which bf16 rounds; sums of three products have 2**-16
 TYPICAL = {2: 2.0**-19, 3: 2.0**-21}  # errors over the largest output, by parts of a float
 AMX = targets.cpu_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids", "num-cores": 2}')
 LINE = 32  # elements of bf16
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Six products are made for as few of a number as three are."""
+    monkeypatch.setitem(splitting._LEAST, 3, splitting._LEAST[2])
 
 
 def product(x, columns=64):
@@ -68,7 +75,7 @@ def split(build, shape, parts=2):
 
 @pytest.mark.parametrize("parts", TYPICAL)
 @pytest.mark.parametrize(("build", "shape"), COMPUTED.values(), ids=COMPUTED)
-def test_results_are_those_of_floats_but_for_the_products_of_rests(build, shape, parts, cpu):
+def test_results_are_those_of_floats_but_for_the_products_of_rests(build, shape, parts, few, cpu):
     x = random(shape)
     [expected] = run(module(build, shape), x)
     _, found = split(build, shape, parts)
@@ -121,13 +128,20 @@ def test_others_stay(build, shape, why):
     assert found is model, why
 
 
-def programs(build, shape, parts=2):
+@pytest.mark.parametrize(("columns", "is_split"), [(368, False), (384, True)])
+def test_in_six_of_fewer_products_stay(columns, is_split):
+    model, found = split(lambda x: product(x, columns), (1, 16, 64), parts=3)
+
+    assert (found is not model) == is_split
+
+
+def programs(build, shape, parts=2, count=6):
     """Those of its subgraph, as a CPU with AMX has them."""
     _, found = split(build, shape, parts)
     [subgraph] = extract_subgraphs(fusion.fuse(found.module, AMX.tvm()))
     workload = load_module(subgraph.workload)
     assert contraction.fits(workload, AMX.tvm())
-    made = evolution.sample(workload, AMX.tvm(), 6, known=set(), seed=0)
+    made = evolution.sample(workload, AMX.tvm(), count, known=set(), seed=0)
     return subgraph, workload, [traces.program(workload, each.trace, AMX.tvm()) for each in made]
 
 
@@ -151,7 +165,7 @@ def test_programs_are_those_of_bf16_with_data_split_in_tasks_or_at_once(parts):
 
 
 @pytest.mark.parametrize("parts", TYPICAL)
-def test_what_several_products_read_is_prefetched_once_with_the_rest_of_the_next_panel(parts):
+def test_what_several_products_read_is_prefetched_once_with_the_rest_of_the_next_panel(parts, few):
     _, _, made = programs(lambda x: product(x, 64), (1, 32, 64), parts)
     found = [(program["main"], prefetched(prefetch.insert(program["main"]))) for program in made]
     found = [(function, calls) for function, calls in found if calls][:2]
@@ -167,6 +181,53 @@ def test_what_several_products_read_is_prefetched_once_with_the_rest_of_the_next
         assert panel == set(range(len(panel)))
         assert there >= {line + min(there) for line in panel}
         assert len(there) < 2 * len(panel)
+
+
+def in_slabs(parts=3, rows=64, count=3):
+    """A product whose data do not stay in L2 beside its weights, and some of its programs that go through the reduction
+    in parts."""
+
+    def build(x):
+        return op.nn.relu(op.matmul(x, const(random((4096, 384), 1))))
+
+    _, workload, made = programs(build, (1, rows, 4096), parts, count=24)
+    return build, workload, [program for program in made if "rf_local" in program.script()][:count]
+
+
+def test_products_that_leave_l2_may_go_through_their_reduction_in_slabs(cpu):
+    build, _, made = in_slabs()
+    x = random((1, 64, 4096))
+    [expected] = run(module(build, x.shape), x)
+    _, found = split(build, x.shape, 3)
+
+    assert len(made) == 3
+    for program in made:
+        y = run_on(program, cpu.tvm(), [x, *found.weights.values()], np.zeros_like(expected))
+        assert np.abs(y - expected).max() < NARROW**2 * np.abs(expected).max()
+        text = program.script()
+        assert text.index("_init") < text.index("T.axis.reduce")  # once, before all slabs
+
+
+def test_data_that_stay_in_l2_have_no_slabs():
+    assert in_slabs(rows=32)[2] == []
+
+
+def test_a_slab_prefetches_its_own_part_of_the_next_panel():
+    n_found = 0
+    for program in in_slabs(count=24)[2]:
+        function, calls = program["main"], prefetched(prefetch.insert(program["main"]))
+        [nest] = [nest for nest in analysis.nests(function.body) if prefetch.MARK in nest[-1].annotations]
+        [weight] = [param for param in function.params if str(param.ty.dtype) == "bfloat16"]
+        _task, _slab, columns, rows, *of_tile = nest
+        if not calls or int(rows.extent) == 1 or int(columns.extent) == 1:
+            continue
+        panel, there = lines(reads(nest, weight), of_tile, LINE), lines(calls, [rows, *of_tile[:-1]], LINE)
+        ahead = min(lines(reads(nest, weight), [columns], LINE) - {0})
+
+        assert there >= {line + ahead for line in panel}
+        assert len(there) < 2 * len(panel)
+        n_found += 1
+    assert n_found
 
 
 @pytest.mark.parametrize("precision", ["bf16x3", "bf16x6"])
@@ -185,3 +246,11 @@ def test_with_amx_a_model_has_them_in_place_of_winograds_convolutions(precision,
     found = choose_algorithms(model, AMX, AlgorithmConfig(precision=precision))
 
     assert operators(found.module) == [name, "cut"]  # 72 columns are 80 of which 8 are dropped
+
+
+def test_where_six_products_do_not_pay_winograds_convolution_does():
+    model = fusion.lift_constants(module(lambda x: conv(x, 32, 32, padding=1), (1, 14, 14, 32)))
+
+    found = [choose_algorithms(model, AMX, AlgorithmConfig(precision=each)) for each in ("bf16x6", "model")]
+
+    assert [operators(each.module) for each in found] == [["conv2d_winograd"]] * 2
