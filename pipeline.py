@@ -91,7 +91,9 @@ class TunerTask(luigi.Task):
     target: str = Text(default="host", description="`host`, `raspberry-pi/5`, `cuda`, a tag of TVM, or JSON")
     threads: int = Int(default=0, description="threads of one inference; 0: all physical cores")
     precision: str = Choice(
-        default=AS_IT_IS, choices=PRECISIONS, description="of products: as the model has it, bf16, bf16x3 or int8"
+        default=AS_IT_IS,
+        choices=PRECISIONS,
+        description="of products: as the model has it, bf16, bf16x3, bf16x6 or int8",
     )
     calibration: str = Text(default="", description="samples to quantise a file with: .npz, or a folder of them")
     devices: str = Text(default="local", description="measure there: `local`, `rpc://HOST:PORT/KEY`, `replay:FOLDER`")

@@ -1,8 +1,8 @@
-"""Libraries in float32, in three products of bf16, in bf16 and of bytes beside ONNX Runtime and OpenVINO.
+"""Libraries in float32, in three or six products of bf16, in bf16 and of bytes beside ONNX Runtime and OpenVINO.
 
     python benchmarks/quantize.py --onnx FILE --out FOLDER
     python benchmarks/precision.py --onnx FILE --f32 COMPILED --bf16 COMPILED [--bf16x3 COMPILED]
-        [--qdq QDQ --int8 COMPILED] [--out FOLDER]
+        [--bf16x6 COMPILED] [--qdq QDQ --int8 COMPILED] [--out FOLDER]
     python benchmarks/precision.py --table benchmarks/precision
 
 These run the same files. Measured like `versus.py`: a process a side, the others stopped, in a shuffled order for each
@@ -30,12 +30,13 @@ from lib.contracts.schemas import SUBGRAPHS
 from lib.machine import host
 from lib.report.text import narrow_kind
 
-F32, THREE, BF16, INT8 = "ours f32", "ours bf16x3", "ours bf16", "ours int8"
+F32, SIX, THREE, BF16, INT8 = "ours f32", "ours bf16x6", "ours bf16x3", "ours bf16", "ours int8"
 ORT, OPENVINO, DEFAULT = "ONNX Runtime", "OpenVINO f32", "OpenVINO"
 ORT_QDQ, OPENVINO_QDQ = "ONNX Runtime QDQ", "OpenVINO QDQ"
-_ORDER = (F32, THREE, BF16, INT8, ORT, OPENVINO, DEFAULT, ORT_QDQ, OPENVINO_QDQ)
+_ORDER = (F32, SIX, THREE, BF16, INT8, ORT, OPENVINO, DEFAULT, ORT_QDQ, OPENVINO_QDQ)
 _RATIOS = {
     "f32": (F32, [ORT, OPENVINO]),
+    "bf16x6, to the better one in f32": (SIX, [ORT, OPENVINO]),
     "bf16x3, to the better one in f32": (THREE, [ORT, OPENVINO]),
     "bf16, to OpenVINO's default": (BF16, [DEFAULT]),
     "int8, to the better one": (INT8, [ORT_QDQ, OPENVINO_QDQ]),
@@ -71,8 +72,8 @@ def table(rows: pd.DataFrame) -> list[str]:
 
 
 def _told(sides: Sequence[str], rows: pd.DataFrame) -> list[str]:
-    """Those of some sides that a table has: all but one that few CPUs have an instruction for, where no row has it."""
-    return [side for side in sides if side != THREE or (rows["side"] == THREE).any()]
+    """Those of some sides that a table has: all but those that few CPUs have an instruction for, where no row has it."""
+    return [side for side in sides if side not in (SIX, THREE) or (rows["side"] == side).any()]
 
 
 def _ratio(race: versus.Race, ours: str, vendors: Sequence[str]) -> tuple[intervals.Statistic, int] | None:
@@ -132,7 +133,7 @@ def work(compiled: Path) -> list[dict[str, object]] | None:
 
 def _errors(rows: pd.DataFrame) -> list[str]:
     """Of the outputs, as a table of their own."""
-    sides = _told((F32, THREE, BF16, DEFAULT, INT8, ORT_QDQ, OPENVINO_QDQ), rows)
+    sides = _told((F32, SIX, THREE, BF16, DEFAULT, INT8, ORT_QDQ, OPENVINO_QDQ), rows)
     lines = [f"| error | {' | '.join(sides)} | revision | date |", "|---" * (len(sides) + 3) + "|"]
     for model, part in rows.groupby("model"):
         errors = part.groupby("side")["max_error"].max()
@@ -144,7 +145,7 @@ def _errors(rows: pd.DataFrame) -> list[str]:
 def _sizes(rows: pd.DataFrame) -> list[str]:
     """Of the libraries with their parameters, and of the files, as a table of their own."""
     names = {ORT: "file", ORT_QDQ: "file, quantised"}
-    sides = {side: names.get(side, side) for side in _told((F32, THREE, BF16, INT8, *names), rows)}
+    sides = {side: names.get(side, side) for side in _told((F32, SIX, THREE, BF16, INT8, *names), rows)}
     lines = [f"| size, MB | {' | '.join(sides.values())} |", "|---" * (len(sides) + 1) + "|"]
     for model, part in rows.groupby("model"):
         sizes = part.groupby("side")["bytes"].max()
@@ -160,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--onnx", type=Path, help="in float32")
     parser.add_argument("--qdq", type=Path, help="the same, quantised")
     parser.add_argument("--f32", type=Path, metavar="FOLDER", help="`compiled/` of a run")
-    parser.add_argument("--bf16x3", type=Path, metavar="FOLDER", help="the same of one with --precision bf16x3")
+    for name in ("bf16x3", "bf16x6"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=f"the same of one with --precision {name}")
     parser.add_argument("--bf16", type=Path, metavar="FOLDER", help="the same of one with --precision bf16")
     parser.add_argument("--int8", type=Path, metavar="FOLDER", help="the same of the quantised file")
     parser.add_argument("--turns", type=int, default=11)
@@ -173,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n".join(table(versus.read(given.table))))
         return
     kinds = {
-        F32: ("library", given.f32), THREE: ("library", given.bf16x3), BF16: ("library", given.bf16),
+        F32: ("library", given.f32), SIX: ("library", given.bf16x6), THREE: ("library", given.bf16x3), BF16: ("library", given.bf16),
         INT8: ("library", given.int8),
         ORT: ("onnxruntime", given.onnx), OPENVINO: ("openvino", given.onnx), DEFAULT: ("openvino_default", given.onnx),
         ORT_QDQ: ("onnxruntime", given.qdq), OPENVINO_QDQ: ("openvino_default", given.qdq),

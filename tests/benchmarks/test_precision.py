@@ -40,22 +40,24 @@ def test_ratios_are_to_the_better_side_and_bounds_to_the_time_at_the_peak(tmp_pa
     assert sizes == "| net | - | 2.0 | - | - | - |"
 
 
-def test_three_products_of_bf16_have_columns_where_some_model_has_them_and_are_compared_in_f32(tmp_path):
+@pytest.mark.parametrize("side", [precision.THREE, precision.SIX])
+def test_products_of_bf16_have_columns_where_some_model_has_them_and_are_compared_in_f32(side):
     rows = pd.concat(
         [
             rows_of("net", precision.F32, "library", [1.0] * 3).assign(work=[WORK] * 3),
-            rows_of("net", precision.THREE, "library", [0.5] * 3, max_error=1e-5, bytes=3_000_000),
+            rows_of("net", side, "library", [0.5] * 3, max_error=1e-5, bytes=3_000_000),
             rows_of("net", precision.ORT, "onnxruntime", [1.2] * 3, bytes=4_000_000),
             rows_of("net", precision.OPENVINO, "openvino", [1.1] * 3),
         ]
     )
-    others = rows[rows["side"] != precision.THREE]
+    others = rows[rows["side"] != side]
 
     heads, *_ = precision.table(others)
     with_them, _, latencies, *lines = precision.table(rows)
 
-    assert "bf16x3" not in heads
-    assert with_them.count("bf16x3") == 2  # its latencies, and ratios
+    name = side.removeprefix("ours ")
+    assert name not in heads
+    assert with_them.count(name) == 2  # its latencies, and ratios
     assert latencies.split(" | ")[-4:-2] == ["1.10 [1.10, 1.10]", "2.20 [2.20, 2.20]"]
     assert any(line.startswith("| net | 1.0e-06 | 1.0e-05 | ") for line in lines)
     assert any(line.startswith("| net | - | 3.0 | - | - | 4.0 |") for line in lines)

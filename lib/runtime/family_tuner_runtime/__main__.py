@@ -14,7 +14,11 @@ from .model import Model
 from .weights import Mapped, entries
 
 _UNTIMED = {False: "not timed", True: "see above"}
-_PRECISIONS = {"model": "as the model's file has it", "bf16x3": "float32, as three products of bf16 each"}
+_PRECISIONS = {
+    "model": "as the model's file has it",
+    "bf16x3": "float32, as three products of bf16 each",
+    "bf16x6": "float32, as six products of bf16 each",
+}
 
 
 def main(
