@@ -72,7 +72,7 @@ def table(rows: pd.DataFrame) -> list[str]:
 
 
 def _told(sides: Sequence[str], rows: pd.DataFrame) -> list[str]:
-    """Those of some sides that a table has: all but those that few CPUs have an instruction for, where no row has it."""
+    """Those of some sides that a table has: not those that few CPUs have an instruction for, where no row has them."""
     return [side for side in sides if side not in (SIX, THREE) or (rows["side"] == side).any()]
 
 
@@ -175,8 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n".join(table(versus.read(given.table))))
         return
     kinds = {
-        F32: ("library", given.f32), SIX: ("library", given.bf16x6), THREE: ("library", given.bf16x3), BF16: ("library", given.bf16),
-        INT8: ("library", given.int8),
+        F32: ("library", given.f32), SIX: ("library", given.bf16x6), THREE: ("library", given.bf16x3),
+        BF16: ("library", given.bf16), INT8: ("library", given.int8),
         ORT: ("onnxruntime", given.onnx), OPENVINO: ("openvino", given.onnx), DEFAULT: ("openvino_default", given.onnx),
         ORT_QDQ: ("onnxruntime", given.qdq), OPENVINO_QDQ: ("openvino_default", given.qdq),
     }  # fmt: skip
