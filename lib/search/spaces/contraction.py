@@ -15,6 +15,9 @@ part of the output a parallel task computes and in which order.
             the epilogue of the tile
         of groups that were widened (`lib.graph.widen`): what takes the first columns of each
 
+Where the data of a product leave L2, a task may go through the reduction in slabs, outermost: one after the other, each
+for all of its tiles, whose sums are added to those of the slabs before. What follows comes after the last.
+
 Weights are packed to be read in order by MetaSchedule's RewriteLayout, where they are marked as free to be. Elements
 narrower than float32 are multiplied by an instruction that adds several products to each lane, where the machine has it
 for them (`lib.tir.dot`): one more loop, innermost, over the products that it adds.
@@ -97,23 +100,24 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers, remainders
         tile_contraction(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task, slabs=slabs)
 
     tiles = _tiles(schedule.mod["main"], schedule.get(block), roles, machine, remainders)
-    in_slabs = [None, *_slabs(schedule.get(block), roles)]
-    choices = itertools.product(tiles, places, in_slabs)
+    slabs = _slabs(schedule.get(block), roles)
+    choices = itertools.product(tiles, places, (None, slabs) if slabs else (None,))
     return feasible(schedule, [partial(tiled, *choice) for choice in choices])
 
 
-def _slabs(reduction: SBlock, roles: Roles) -> list[Slabs]:
+def _slabs(reduction: SBlock, roles: Roles) -> Slabs | None:
     """The parts of a product's reduction, if it is in blocks (`lib.graph.splitting`), and its data do not stay in L2
     beside its weights."""
     operands = analysis.weight_and_data(reduction)
     assert operands is not None
-    (weight, data), extents = operands, [int(axis.dom.extent) for axis in reduction.iter_vars]
-    *window, blocks, _, _ = [extents[n] for n in roles.reduction] if analysis.is_in_vectors(weight) else [0, 0, 0]
+    weight, data = operands
+    if roles.groups > 1 or roles.batch or not analysis.is_in_vectors(weight):
+        return None
+    *window, blocks, _product, _turn = (int(reduction.iter_vars[n].dom.extent) for n in roles.reduction)
     size = math.prod(map(int, data.source.ty.shape)) * analysis.itemsize(data.source.dtype)
-    counts = tuple(n for n in tiling.divisors(blocks)[1:] if n <= _MOST_SLABS)
-    if not counts or math.prod(window) > 1 or roles.groups > 1 or roles.batch or size <= _STAYS:
-        return []
-    return [Slabs(len(window), counts)]
+    counts = tuple(n for n in tiling.divisors(blocks) if 1 < n <= _MOST_SLABS)
+    is_deep = math.prod(window) == 1 and size > _STAYS
+    return Slabs(len(window), counts) if is_deep and counts else None
 
 
 def _tiles(

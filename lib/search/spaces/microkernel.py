@@ -45,13 +45,12 @@ def tile_contraction(
         rows_first: A task has its rows of all contractions of a batch, not all rows of some of them.
         slabs: A task goes through the reduction in parts, each for all of its tiles. There are no groups then.
     """
-    slab, summed = [], None
+    whole, slab = block, []
     if slabs:
-        block, summed = _in_slabs(schedule, block, roles, slabs)
-        results = summed
+        block, results = _in_slabs(schedule, whole, roles, slabs), whole
     loops = schedule.get_loops(block)
     if slabs:
-        slab = [loops.pop(roles.reduction[slabs.axis])]
+        slab.append(loops.pop(roles.reduction[slabs.axis]))
     results, cut = (results, None) if results else _results(schedule, block, roles, tile)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
     columns, groups = loops[roles.columns], []
@@ -80,30 +79,30 @@ def tile_contraction(
         schedule.parallel(task)
     _fill(schedule, block, results, split, around[-1], tile)
     for producer in producers:
-        primitives.pad(schedule, producer, (slab[0] if slab else task) if padded_in_task else None)
+        primitives.pad(schedule, producer, [task, *slab][-1] if padded_in_task else None)
     _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
     if cut:
         _cut_in_task(schedule, task, cut, roles, factors, tile)
-    if summed:
-        _finish_in_task(schedule, task, slab[0], summed, tile)
+    if slab:
+        _finish_in_task(schedule, task, slab[0], whole, tile)
 
 
-def _in_slabs(schedule: Schedule, block: SBlockRV, roles: Roles, slabs: Slabs) -> tuple[SBlockRV, SBlockRV]:
-    """A contraction as those of parts of its reduction, and the block that adds them up."""
-    whole = schedule.get_loops(block)[roles.reduction[slabs.axis]]
-    slab, _ = schedule.split(whole, [primitives.sampled_choice(schedule, slabs.counts), None])
+def _in_slabs(schedule: Schedule, block: SBlockRV, roles: Roles, slabs: Slabs) -> SBlockRV:
+    """The contraction of each part of its reduction, whose sums the block itself adds up."""
+    loop = schedule.get_loops(block)[roles.reduction[slabs.axis]]
+    slab, _ = schedule.split(loop, [primitives.sampled_choice(schedule, slabs.counts), None])
     part = schedule.rfactor(slab, 0)
     schedule.set_scope(part, 0, "local")
-    return part, block
+    return part
 
 
-def _finish_in_task(schedule: Schedule, task: LoopRV, slab: LoopRV, summed: SBlockRV, tile: Tile) -> None:
+def _finish_in_task(schedule: Schedule, task: LoopRV, slab: LoopRV, whole: SBlockRV, tile: Tile) -> None:
     """Set the sums of all slabs to zero before the first, and have what reads them follow the last."""
-    if schedule.get_consumers(summed):
-        following = primitives.following(schedule, summed)
+    if schedule.get_consumers(whole):
+        following = primitives.following(schedule, whole)
         schedule.reverse_compute_at(following, task, preserve_unit_loops=True)
         primitives.vectorize_last(schedule, following, tile.lanes)
-    schedule.decompose_reduction(summed, slab)  # in loops whose number depends on their extents
+    schedule.decompose_reduction(whole, slab)  # its loops stay as they are: how many there are depends on extents
 
 
 def _results(schedule: Schedule, block: SBlockRV, roles: Roles, tile: Tile) -> tuple[SBlockRV, Permuted | None]:
