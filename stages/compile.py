@@ -130,10 +130,11 @@ def run(
             for name, is_used, kind in (("bf16", precision in MULTIPLY_BF16, BF16), ("int8", has_bytes, INT8)):
                 if is_used and machine and (instruction := machine.fastest(kind.weights)):
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, instruction)
+            multiplies = {"multiplies_matrices": machine is not None and machine.matrix(BF16) is not None}
         outputs = deploy.outputs(module, onnx_facts.output_names(onnx.path) if onnx else ())
         licence = onnx_facts.licence(onnx.path) if onnx else ""
         told = bundle.facts(out, interface, outputs, target, fusion.ENTRY, licence)
-        facts = {**told, **_where(target, pool), **peaks, **identity, **found}
+        facts = {**told, **_where(target, pool), **peaks, **multiplies, **identity, **found}
     facts |= {
         **made,
         "precision": precision,

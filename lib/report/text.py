@@ -119,8 +119,7 @@ def model_lines(run: RunRows) -> str:
     elif not run.is_compared_with_file:
         lines.append(f"largest difference of the outputs {facts['max_error']:.1e} of their largest value")
     lines += _onnx_lines(run)
-    if told := in_floats(run):
-        lines.append(told)
+    lines += [told for told in (in_floats(run), in_six(run)) if told]
     lines.append(f"failed candidates: {counted({failure.status: failure.count for failure in run.failures})}")
     return "\n".join(lines)
 
@@ -135,6 +134,7 @@ def narrow_kind(operator: str) -> str:
 
 _WHY_WIDE = {"batch_matmul": "columns that fill no vectors", "group_conv2d": "groups of an odd number of channels",
              **{f"depthwise_conv{n}d": "a depthwise convolution" for n in (1, 2, 3)}}  # fmt: skip
+_IN_SIX, _MUCH = ("matmul", "conv1d", "conv2d", "conv2d_1x1", "conv3d", "winograd_conv2d"), 0.3
 _NOT_QUANTIZED = "not quantised in the file, or not as instructions take it"
 
 
@@ -152,6 +152,21 @@ def in_floats(run: RunRows) -> str:
             )
             found[f"{row.operator}: {why}"] += row.calls
     return "in float32 stayed " + "; ".join(f"{n} of {told}" for told, n in found.items()) if found else ""
+
+
+def in_six(run: RunRows) -> str:
+    """That products in float32 would be faster as six of bf16 each (`lib.graph.splitting`), where the CPU multiplies
+    matrices of those and products take much of the time; empty elsewhere."""
+    is_plain = run.facts.get("precision") == "model" and run.facts.get("multiplies_matrices", False)
+    if not is_plain or any(row.operator.endswith(NARROW) for row in run.subgraphs):
+        return ""
+    total = sum(row.time_s for row in run.subgraphs)
+    share = sum(row.time_s for row in run.subgraphs if row.operator in _IN_SIX) / total if total else 0.0
+    return (
+        f"{share:.0%} of the time are products that this CPU may compute sooner, and as exactly: see --precision bf16x6"
+        if share >= _MUCH
+        else ""
+    )
 
 
 def _onnx_lines(run: RunRows) -> list[str]:

@@ -274,6 +274,25 @@ def test_in_bf16_it_is_the_form_of_an_operator_that_keeps_it_in_floats():
     assert "In float32 stayed 3 of depthwise_conv2d: a depthwise convolution." in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "n_products", "is_told"),
+    [
+        ({}, 3, True),
+        ({}, 1, False),
+        ({"precision": "bf16x6"}, 3, False),
+        ({"multiplies_matrices": False}, 3, False),
+    ],
+)
+def test_products_in_floats_that_would_be_faster_in_six_of_bf16_are_told(changes, n_products, is_told):
+    rows = subgraph("a", n_products, 0.001, operator="matmul"), subgraph("b", 3, 0.001, operator="softmax")
+    facts = {**FACTS, "precision": "model", "multiplies_matrices": True, **changes}
+
+    text = Parsed(run_page(replace(RUN, subgraphs=rows, facts=facts))).text
+
+    assert ("50% of the time are products that this CPU may compute sooner" in text) == is_told
+    assert ("--precision bf16x6" in text) == is_told
+
+
 def test_what_stayed_in_floats_is_told_with_the_reason_where_others_are_narrow():
     rows = (
         subgraph("a", 1, 0.001, operator="matmul_int8"), subgraph("b", 3, 0.001, operator="batch_matmul"),
