@@ -44,8 +44,8 @@ _WIDE, _NARROW = "float32", "bfloat16"
 _VECTORS = (16, 8, 4)  # channels that are split together (`lib.search.spaces.primitives.pad`)
 _FEWEST_ROWS = 4  # of a tile
 _LEAST = {2: 48, 3: 384}  # products of a number, for which it is split once, by parts
-# Products in all, by parts. MobileNetV2 has kernels of 5 to 11 million, which take 27 to 49 us as six products, 30 to 65
-# as floats, but 42 to 71 and 31 to 64 in the model, where most others multiply floats.
+# Products in all, by parts. MobileNetV2 has kernels of 5 to 11 million, which take 27 to 49 us as six products, 30 to
+# 65 as floats, but 42 to 71 and 31 to 64 in the model, where most others multiply floats.
 _SMALLEST = {2: 0, 3: 15_000_000}
 
 
