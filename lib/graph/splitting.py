@@ -43,7 +43,8 @@ FUNCTIONS = {2: "in_three", 3: "in_six"}  # by parts of a float; in the names of
 _WIDE, _NARROW = "float32", "bfloat16"
 _VECTORS = (16, 8, 4)  # channels that are split together (`lib.search.spaces.primitives.pad`)
 _FEWEST_ROWS = 4  # of a tile
-_LEAST = {2: 48, 3: 384}  # products of a number, for which it is split once, by parts
+_LEAST = {2: 48, 3: 192}  # products of a number, for which it is split once, by parts
+_SHALLOWEST = {2: 1, 3: 96}  # products in a sum, by parts: what is done with it takes as long as of one of floats
 # Products in all, by parts. MobileNetV2 has kernels of 5 to 11 million, which take 27 to 49 us as six products, 30 to
 # 65 as floats, but 42 to 71 and 31 to 64 in the model, where most others multiply floats.
 _SMALLEST = {2: 0, 3: 15_000_000}
@@ -101,8 +102,7 @@ def _replacement(matrix: Matrix, parts: int, call: relax.Call) -> Replacement | 
 
 
 def _pays(call: relax.Call, columns: int, matrix: Matrix, parts: int) -> bool:
-    """Whether there are rows enough for the instruction, a number of the data is in products enough, and these are
-    enough for one kernel to be another.
+    """Whether there are rows enough for the instruction, and products enough of each number, in each sum, and in all.
 
     Args:
         columns: Of a group.
@@ -110,8 +110,9 @@ def _pays(call: relax.Call, columns: int, matrix: Matrix, parts: int) -> bool:
     out, is_product = shape_of(call), is_call(call, "relax.matmul")
     window, strides = ([], []) if is_product else (shape_of(call.args[1])[:-2], [int(n) for n in call.attrs.strides])
     has_rows = len(out) > 1 and out[-2] >= _FEWEST_ROWS and math.prod(out[:-1]) >= matrix.ROWS
-    is_worth = columns * math.prod(window) / math.prod(strides) >= _LEAST[parts]
-    return has_rows and is_worth and math.prod(out) * math.prod(shape_of(call.args[1])[:-1]) >= _SMALLEST[parts]
+    of_number, of_sum = columns * math.prod(window) / math.prod(strides), math.prod(shape_of(call.args[1])[:-1])
+    are_many = of_number >= _LEAST[parts] and of_sum >= _SHALLOWEST[parts]
+    return has_rows and are_many and of_sum * math.prod(out) >= _SMALLEST[parts]
 
 
 def _blocks(channels: int, parts: int, groups: int, matrix: Matrix) -> _Blocks | None:

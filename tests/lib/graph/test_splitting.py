@@ -28,7 +28,7 @@ LINE = 32  # elements of bf16
 @pytest.fixture
 def few(monkeypatch):
     """Six products are made for as few as three are."""
-    for limits in (splitting._LEAST, splitting._SMALLEST):
+    for limits in (splitting._LEAST, splitting._SHALLOWEST, splitting._SMALLEST):
         monkeypatch.setitem(limits, 3, limits[2])
 
 
@@ -130,15 +130,18 @@ def test_others_stay(build, shape, why):
 
 
 @pytest.mark.parametrize(
-    ("columns", "rows", "is_split", "why"),
+    ("channels", "columns", "rows", "is_split", "why"),
     [
-        (384, 640, True, "15.7 million products, 384 of each number"),
-        (368, 704, False, "368 of each number"),
-        (384, 600, False, "14.7 million"),
+        (96, 192, 820, True, "15.1 million products, 192 of each number, 96 in each sum"),
+        (96, 192, 810, False, "14.9 million"),
+        (96, 176, 1000, False, "176 of each number"),
+        (88, 192, 1000, False, "88 in each sum"),
     ],
 )
-def test_in_six_of_fewer_products_stay(columns, rows, is_split, why):
-    model, found = split(lambda x: product(x, columns), (1, rows, 64), parts=3)
+def test_in_six_of_fewer_products_stay(channels, columns, rows, is_split, why):
+    weight = random((channels, columns), 1)
+
+    model, found = split(lambda x: op.matmul(x, const(weight)), (1, rows, channels), parts=3)
 
     assert (found is not model) == is_split, why
 
