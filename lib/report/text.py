@@ -135,6 +135,7 @@ def narrow_kind(operator: str) -> str:
 _WHY_WIDE = {"batch_matmul": "columns that fill no vectors", "group_conv2d": "groups of an odd number of channels",
              **{f"depthwise_conv{n}d": "a depthwise convolution" for n in (1, 2, 3)}}  # fmt: skip
 _IN_SIX, _MUCH = ("matmul", "conv1d", "conv2d", "conv2d_1x1", "conv3d", "winograd_conv2d"), 0.3
+_SPLIT, _TOO_FEW = ("bf16x3", "bf16x6"), "products too few to be split"
 _NOT_QUANTIZED = "not quantised in the file, or not as instructions take it"
 
 
@@ -144,12 +145,11 @@ def in_floats(run: RunRows) -> str:
         return ""
     found: Counter[str] = Counter()
     is_quantized = any(row.operator.endswith(NARROW[1]) for row in run.subgraphs)
+    otherwise = _TOO_FEW if run.facts.get("precision") in _SPLIT else "not a form that bf16 has a kernel for"
     for row in run.subgraphs:
         is_contraction = "conv" in row.operator or "matmul" in row.operator
         if is_contraction and not row.operator.endswith(NARROW):
-            why = (
-                _NOT_QUANTIZED if is_quantized else _WHY_WIDE.get(row.operator, "not a form that bf16 has a kernel for")
-            )
+            why = _NOT_QUANTIZED if is_quantized else _WHY_WIDE.get(row.operator, otherwise)
             found[f"{row.operator}: {why}"] += row.calls
     return "in float32 stayed " + "; ".join(f"{n} of {told}" for told, n in found.items()) if found else ""
 

@@ -274,6 +274,14 @@ def test_in_bf16_it_is_the_form_of_an_operator_that_keeps_it_in_floats():
     assert "In float32 stayed 3 of depthwise_conv2d: a depthwise convolution." in text
 
 
+def test_beside_products_that_are_split_others_stay_whole_as_they_are_too_few():
+    rows = subgraph("a", 1, 0.001, operator="matmul_bf16"), subgraph("b", 3, 0.001, operator="matmul")
+
+    text = Parsed(run_page(replace(RUN, subgraphs=rows, facts={**FACTS, "precision": "bf16x6"}))).text
+
+    assert "In float32 stayed 3 of matmul: products too few to be split." in text
+
+
 @pytest.mark.parametrize(
     ("changes", "n_products", "is_told"),
     [
