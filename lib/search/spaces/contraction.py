@@ -15,8 +15,8 @@ part of the output a parallel task computes and in which order.
             the epilogue of the tile
         of groups that were widened (`lib.graph.widen`): what takes the first columns of each
 
-Where the data of a product leave L2, a task may go through the reduction in slabs, outermost: one after the other, each
-for all of its tiles, whose sums are added to those of the slabs before. What follows comes after the last.
+Where the data of a task leave L2, it goes through the reduction in slabs, outermost: one after the other, each for all
+of its tiles, whose sums are added to those of the slabs before. What follows comes after the last.
 
 Weights are packed to be read in order by MetaSchedule's RewriteLayout, where they are marked as free to be. Elements
 narrower than float32 are multiplied by an instruction that adds several products to each lane, where the machine has it
@@ -46,6 +46,7 @@ from lib.tir.parameters import weight_positions
 
 _FEW_ROWS = 4  # instructions for matrices would wait for each other
 _STAYS = 1 << 20  # bytes of data that stay in L2 beside weights
+_ENOUGH = 128  # rows of a task, for which its weights are read once
 _MOST_SLABS = 8
 
 
@@ -101,22 +102,23 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers, remainders
 
     tiles = _tiles(schedule.mod["main"], schedule.get(block), roles, machine, remainders)
     slabs = _slabs(schedule.get(block), roles)
-    choices = itertools.product(tiles, places, (None, slabs) if slabs else (None,))
-    return feasible(schedule, [partial(tiled, *choice) for choice in choices])
+    choices = itertools.product(tiles, places)
+    return feasible(schedule, [partial(tiled, *choice, slabs) for choice in choices])
 
 
 def _slabs(reduction: SBlock, roles: Roles) -> Slabs | None:
-    """The parts of a product's reduction, if it is in blocks (`lib.graph.splitting`), and its data do not stay in L2
-    beside its weights."""
+    """The parts of a product's reduction, if it is in blocks (`lib.graph.splitting`), and so deep that the data of a
+    task with rows enough do not stay in L2 beside its weights."""
     operands = analysis.weight_and_data(reduction)
     assert operands is not None
     weight, data = operands
     if roles.groups > 1 or roles.batch or not analysis.is_in_vectors(weight):
         return None
     *window, blocks, _product, _turn = (int(reduction.iter_vars[n].dom.extent) for n in roles.reduction)
-    size = math.prod(map(int, data.source.ty.shape)) * analysis.itemsize(data.source.dtype)
+    n_blocks, *rows, parts, length = map(int, data.source.ty.shape)
+    of_row = n_blocks * parts * length * analysis.itemsize(data.source.dtype)
     counts = tuple(n for n in tiling.divisors(blocks) if 1 < n <= _MOST_SLABS)
-    is_deep = math.prod(window) == 1 and size > _STAYS
+    is_deep = math.prod(window) == 1 and of_row * min(math.prod(rows), _ENOUGH) > _STAYS
     return Slabs(len(window), counts) if is_deep and counts else None
 
 
