@@ -45,7 +45,7 @@ from lib.tir import analysis
 from lib.tir.parameters import weight_positions
 
 _FEW_ROWS = 4  # instructions for matrices would wait for each other
-_STAYS = 1 << 20  # bytes of data that stay in L2 beside weights
+_STAYS = 5 << 18  # bytes of data that stay in L2 (2 MB) beside weights
 _ENOUGH = 128  # rows of a task, for which its weights are read once
 _MOST_SLABS = 8
 
