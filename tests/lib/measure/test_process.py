@@ -173,8 +173,10 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(cpu):
     started = []
 
     def start():
-        started.append(Worker(cpu))
-        if len(started) == 1:
+        if started:
+            started.append(Worker(cpu))
+        else:
+            started.append(Worker(cpu, module="tests.lib.measure.asleep"))
             os.kill(started[0]._process.pid, signal.SIGKILL)
         return started[-1]
 
