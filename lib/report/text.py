@@ -162,11 +162,10 @@ def in_six(run: RunRows) -> str:
         return ""
     total = sum(row.time_s for row in run.subgraphs)
     share = sum(row.time_s for row in run.subgraphs if row.operator in _IN_SIX) / total if total else 0.0
-    return (
-        f"{share:.0%} of the time are products that this CPU may compute sooner, and as exactly: see --precision bf16x6"
-        if share >= _MUCH
-        else ""
-    )
+    if share < _MUCH:
+        return ""
+    told = f"{100 * share:.0f} % of the time are products that this CPU may compute sooner, and as exactly"
+    return f"{told}: see --precision bf16x6"
 
 
 def _onnx_lines(run: RunRows) -> list[str]:

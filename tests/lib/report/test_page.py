@@ -297,7 +297,7 @@ def test_products_in_floats_that_would_be_faster_in_six_of_bf16_are_told(changes
 
     text = Parsed(run_page(replace(RUN, subgraphs=rows, facts=facts))).text
 
-    assert ("50% of the time are products that this CPU may compute sooner" in text) == is_told
+    assert ("50 % of the time are products that this CPU may compute sooner" in text) == is_told
     assert ("--precision bf16x6" in text) == is_told
 
 
