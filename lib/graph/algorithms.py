@@ -68,9 +68,9 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     by_matrices = is_narrow and matrix is not None
     if not by_matrices:  # whose tiles are of several lines as well
         model = pixels.at_once(model, machine.count)
-    choices = list(widened)
+    choices = widened
     if config.winograd == "auto" and not by_matrices:  # whose products are cheaper than transforms
-        choices.insert(0, winograd.narrow_replacement if is_narrow else winograd.replacement)
+        choices = [winograd.narrow_replacement if is_narrow else winograd.replacement, *widened]
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)

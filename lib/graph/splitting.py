@@ -107,10 +107,10 @@ def _pays(call: relax.Call, columns: int, matrix: Matrix, parts: int) -> bool:
     Args:
         columns: Of a group.
     """
-    out, is_product = shape_of(call), is_call(call, "relax.matmul")
-    window, strides = ([], []) if is_product else (shape_of(call.args[1])[:-2], [int(n) for n in call.attrs.strides])
+    out, (*window, channels, _columns) = shape_of(call), shape_of(call.args[1])
+    strides = [] if is_call(call, "relax.matmul") else [int(n) for n in call.attrs.strides]
     has_rows = len(out) > 1 and out[-2] >= _FEWEST_ROWS and math.prod(out[:-1]) >= matrix.ROWS
-    of_number, of_sum = columns * math.prod(window) / math.prod(strides), math.prod(shape_of(call.args[1])[:-1])
+    of_number, of_sum = columns * math.prod(window) / math.prod(strides), channels * math.prod(window)
     are_many = of_number >= _LEAST[parts] and of_sum >= _SHALLOWEST[parts]
     return has_rows and are_many and of_sum * math.prod(out) >= _SMALLEST[parts]
 

@@ -16,7 +16,7 @@ from lib.report import ranges
 from lib.report.nights import ModelRow, NightRows
 from lib.report.ranges import RangeRows
 from lib.report.rows import RunRows, SubgraphRow
-from lib.report.text import NARROW, counted, in_floats, in_six, learned, milliseconds, narrow_kind
+from lib.report.text import NARROW, counted, learned, milliseconds, narrow_kind, on_precision
 from lib.report.treemap import Box, layout
 from lib.tir.numerics import VANISHING
 
@@ -76,7 +76,7 @@ def run_page(run: RunRows, folder: Path) -> str:
         cost=_cost(run),
         learned=learned(run),
         precision=", ".join(run.dtypes) or "no floats",
-        noted=[told for told in (in_floats(run), in_six(run)) if told],
+        noted=on_precision(run),
         map=treemap(run.subgraphs),
         ranked=_with_room(sorted(run.subgraphs, key=lambda row: -row.time_s)),
         total_s=sum(row.time_s for row in run.subgraphs),

@@ -119,7 +119,7 @@ def model_lines(run: RunRows) -> str:
     elif not run.is_compared_with_file:
         lines.append(f"largest difference of the outputs {facts['max_error']:.1e} of their largest value")
     lines += _onnx_lines(run)
-    lines += [told for told in (in_floats(run), in_six(run)) if told]
+    lines += on_precision(run)
     lines.append(f"failed candidates: {counted({failure.status: failure.count for failure in run.failures})}")
     return "\n".join(lines)
 
@@ -139,7 +139,12 @@ _SPLIT, _TOO_FEW = ("bf16x3", "bf16x6"), "products too few to be split"
 _NOT_QUANTIZED = "not quantised in the file, or not as instructions take it"
 
 
-def in_floats(run: RunRows) -> str:
+def on_precision(run: RunRows) -> list[str]:
+    """What is to be said of the elements that contractions are computed in; empty if it is nothing."""
+    return [told for told in (_in_floats(run), _in_six(run)) if told]
+
+
+def _in_floats(run: RunRows) -> str:
     """Which contractions stayed in float32 where others are in bf16 or of bytes, and why; empty if there are none."""
     if not any(row.operator.endswith(NARROW) for row in run.subgraphs):
         return ""
@@ -154,7 +159,7 @@ def in_floats(run: RunRows) -> str:
     return "in float32 stayed " + "; ".join(f"{n} of {told}" for told, n in found.items()) if found else ""
 
 
-def in_six(run: RunRows) -> str:
+def _in_six(run: RunRows) -> str:
     """That products in float32 would be faster as six of bf16 each (`lib.graph.splitting`), where the CPU multiplies
     matrices of those and products take much of the time; empty elsewhere."""
     is_plain = run.facts.get("precision") == "model" and run.facts.get("multiplies_matrices", False)

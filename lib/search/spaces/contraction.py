@@ -114,9 +114,9 @@ def _slabs(reduction: SBlock, roles: Roles) -> Slabs | None:
     weight, data = operands
     if roles.groups > 1 or roles.batch or not analysis.is_in_vectors(weight):
         return None
-    *window, blocks, _product, _turn = (int(reduction.iter_vars[n].dom.extent) for n in roles.reduction)
-    n_blocks, *rows, parts, length = map(int, data.source.ty.shape)
-    of_row = n_blocks * parts * length * analysis.itemsize(data.source.dtype)
+    *window, _blocks, _product, _turn = (int(reduction.iter_vars[n].dom.extent) for n in roles.reduction)
+    blocks, *rows, parts, length = map(int, data.source.ty.shape)
+    of_row = blocks * parts * length * analysis.itemsize(data.source.dtype)
     counts = tuple(n for n in tiling.divisors(blocks) if 1 < n <= _MOST_SLABS)
     is_deep = math.prod(window) == 1 and of_row * min(math.prod(rows), _ENOUGH) > _STAYS
     return Slabs(len(window), counts) if is_deep and counts else None
