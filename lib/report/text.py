@@ -134,7 +134,7 @@ def narrow_kind(operator: str) -> str:
 
 _WHY_WIDE = {"batch_matmul": "columns that fill no vectors", "group_conv2d": "groups of an odd number of channels",
              **{f"depthwise_conv{n}d": "a depthwise convolution" for n in (1, 2, 3)}}  # fmt: skip
-_IN_SIX, _MUCH = ("matmul", "conv1d", "conv2d", "conv2d_1x1", "conv3d", "winograd_conv2d"), 0.3
+_IN_SIX, _MUCH = ("matmul", "conv1d", "conv2d", "conv2d_1x1", "conv3d"), 0.3  # Winograd's convolutions may be slower so
 _SPLIT, _TOO_FEW = ("bf16x3", "bf16x6"), "products too few to be split"
 _NOT_QUANTIZED = "not quantised in the file, or not as instructions take it"
 
