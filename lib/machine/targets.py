@@ -20,6 +20,10 @@ _MANY = 1024  # cores: more than any CPU has
 # Instruction sets, as LLVM names them; its other CPU features are tuning hints, or of no use to kernels.
 _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "gfni", "vaes", "vpclmulqdq")
 
+# CPUs with AVX-512 that multiply and add one vector of 512 bits a cycle, in halves or with one unit, as LLVM names them:
+# Zen 4 and Intel's for clients. Servers of Intel and Zen 5 do two.
+_ONE_VECTOR = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
+
 
 @dataclass(frozen=True, slots=True)
 class CpuTarget:
@@ -45,14 +49,15 @@ class CpuTarget:
 
     @property
     def instructions(self) -> str:
-        """Class of targets for which the same programs are fast: `amx`, `avx512`, `avx2`, `neon`, or empty for any
-        other."""
+        """Class of targets for which the same programs are fast: `amx`, `avx512x2` (two vectors of 512 bits multiplied
+        and added a cycle), `avx512` (one), `avx2`, `neon`, or empty for any other."""
         if architecture(self.triple) == "aarch64":
             return "neon"
         if registers(self.tvm()).matrices:
             return "amx"
         is_x86 = architecture(self.triple) in ("x86_64", "i386")
-        return {512: "avx512", 256: "avx2"}.get(self.vector_bits, "") if is_x86 else ""
+        avx512 = "avx512" if json.loads(self.text).get("mcpu") in _ONE_VECTOR else "avx512x2"
+        return {512: avx512, 256: "avx2"}.get(self.vector_bits, "") if is_x86 else ""
 
     @property
     def runs_here(self) -> bool:

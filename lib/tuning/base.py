@@ -6,6 +6,7 @@ and how well each foretells models that it has not seen.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,11 +20,16 @@ from lib.tuning.members import join
 
 FOLDER = Path(__file__).parent / "base_models"
 CARD = "card.json"
-# Whose models a class without its own begins with. Of programs in 32 registers of 128 bits, which NEON has, those of
-# AVX2 order more pairs right than those of AVX-512 (benchmarks/README.md, "What ARM starts from").
-_LIKE = {"neon": "avx2", "amx": "avx512"}
-# But for contractions of narrow elements where matrices are multiplied: these are other programs.
-_UNLIKE = {"amx": ("_bf16", "_int8")}
+# Elements narrower than floats: where matrices of them are multiplied, programs are others.
+_NARROW = ("_bf16", "_int8")
+# Whose models a class takes where it has none of its own, the first that has one, but for operators with these ends. Of
+# programs in 32 registers of 128 bits, which NEON has, those of AVX2 order more pairs right than those of AVX-512
+# (benchmarks/README.md, "What ARM starts from"); AMX's CPUs compute floats as those of `avx512x2` do.
+_LIKE: dict[str, dict[str, tuple[str, ...]]] = {
+    "neon": {"avx2": ()},
+    "avx512x2": {"amx": _NARROW, "avx512": ()},
+    "amx": {"avx512x2": _NARROW, "avx512": _NARROW},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +52,17 @@ class Base:
 class BaseModels:
     """Those for one class of targets; empty where this project has none."""
 
-    def __init__(self, folder: Path | None, like: Path | None = None, unlike: tuple[str, ...] = ()) -> None:
-        """Those of a folder, and of another class those of operators that it lacks.
+    def __init__(self, folder: Path | None, like: Mapping[Path, tuple[str, ...]] | None = None) -> None:
+        """Those of a folder, and of operators that it lacks those of other classes.
 
         Args:
-            like: That of the other class.
-            unlike: Ends of the names of operators of which nothing is taken from there.
+            like: Folders of other classes, the first one counts; with ends of the names of operators of which nothing
+                is taken from there.
         """
-        others = {operator: base for operator, base in _bases(like).items() if not operator.endswith(unlike)}
-        self._found = others | _bases(folder)
+        self._found = _bases(folder)
+        for other, unlike in (like or {}).items():
+            taken = {operator: base for operator, base in _bases(other).items() if not operator.endswith(unlike)}
+            self._found = taken | self._found
 
     def of(self, operator: str) -> Base | None:
         """That of a core operator, if there is one."""
@@ -62,12 +70,12 @@ class BaseModels:
 
 
 def base_models(target_class: str, use: bool = True) -> BaseModels:
-    """Those that this project has for a class of targets (`CpuTarget.instructions`), or for the one most like it; none
+    """Those that this project has for a class of targets (`CpuTarget.instructions`), or for those most like it; none
     if not to be used."""
     if not use or not target_class:
         return NONE
-    like = FOLDER / _LIKE[target_class] if target_class in _LIKE else None
-    return BaseModels(FOLDER / target_class, like, _UNLIKE.get(target_class, ()))
+    like = {FOLDER / other: unlike for other, unlike in _LIKE.get(target_class, {}).items()}
+    return BaseModels(FOLDER / target_class, like)
 
 
 def bases_of(subgraphs: pa.Table, families: pa.Table, bases: BaseModels) -> dict[str, Base | None]:

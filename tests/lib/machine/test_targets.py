@@ -90,7 +90,9 @@ def test_the_folders_name_tells_what_can_be_compared():
     [
         ("sapphirerapids", "amx"),
         ("znver4", "avx512"),
-        ("skylake-avx512", "avx512"),
+        ("tigerlake", "avx512"),
+        ("znver5", "avx512x2"),
+        ("skylake-avx512", "avx512x2"),
         ("haswell", "avx2"),
         ("nehalem", ""),
     ],

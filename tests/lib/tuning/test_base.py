@@ -84,3 +84,13 @@ def test_where_matrices_are_multiplied_only_what_is_computed_alike_is_taken_over
     assert amx.of("conv2d_bf16") != avx512.of("conv2d_bf16")
     assert amx.of("conv2d") not in (avx512.of("conv2d"), None)  # sums of floats: of such a CPU's own programs
     assert base_models("amx", use=False).of("conv2d") is None
+
+
+def test_two_vectors_a_cycle_have_their_own_models_and_take_no_programs_of_matrices():
+    x2, amx, avx512 = base_models("avx512x2"), base_models("amx"), base_models("avx512")
+
+    for operator in ("conv2d_1x1", "matmul", "conv2d_bf16"):
+        assert x2.of(operator) not in (amx.of(operator), avx512.of(operator), None)
+    assert x2.of("group_conv2d") == amx.of("group_conv2d") != avx512.of("group_conv2d")
+    assert x2.of("matmul_int8") == avx512.of("matmul_int8") is not None
+    assert x2.of("layer_norm") == amx.of("layer_norm") is not None
