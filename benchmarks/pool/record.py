@@ -1,8 +1,8 @@
 """Record a pool: candidates of many subgraphs, all measured, twice if wanted, to train and compare without noise.
 
     python benchmarks/pool/record.py --models NAME_OR_FILE ... --out FOLDER [--rounds 10,5,5] [--passes 1]
-        [--target JSON] [--precision model] [--spaces own] [--subgraphs N] [--operators OPERATOR ...]
-        [--clusterings core-operator]
+        [--target JSON] [--precision model] [--winograd auto] [--spaces own] [--subgraphs N]
+        [--operators OPERATOR ...] [--but-of FOLDER ...] [--clusterings core-operator]
 
 The first round of each subgraph is drawn at random; the later ones are evolved, in equal parts for each clustering,
 under models that were trained on all before them. A pass measures all candidates once
@@ -21,7 +21,7 @@ import itertools
 import multiprocessing
 import operator
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import reduce
@@ -105,11 +105,13 @@ class Recording:
         target: targets.CpuTarget,
         models: Sequence[str],
         n_subgraphs: int,
-        operators: Sequence[str] = (),
-        precision: str = AS_IT_IS,
+        operators: Sequence[str],
+        algorithms: AlgorithmConfig,
+        known: Collection[str],
     ) -> None:
-        self.folder, self.target, self.algorithms = folder, target, AlgorithmConfig(precision=precision)
+        self.folder, self.target, self.algorithms = folder, target, algorithms
         found = [row for row in self._import(models) if not operators or row["core_operator"] in operators]
+        found = [row for row in found if row["subgraph_id"] not in known]
         self.subgraphs = self._chosen(found, n_subgraphs)
         self.texts = {row["subgraph_id"]: row["workload"] for row in self.subgraphs}
         families = cluster([SimpleNamespace(**row) for row in self.subgraphs], "core-operator")
@@ -305,10 +307,15 @@ def main() -> None:
     parser.add_argument("--subgraphs", type=int, default=0, help="only so many, those with most FLOP of each family")
     parser.add_argument("--operators", nargs="*", default=[], help="only subgraphs with these core operators")
     parser.add_argument("--precision", default=AS_IT_IS, help="as of the command; files of bytes are run in bytes")
+    parser.add_argument("--winograd", default="auto", help="`[extract] winograd`")
+    parser.add_argument("--but-of", type=Path, nargs="*", default=[], help="pools whose subgraphs are left out")
     parser.add_argument("--clusterings", nargs="+", default=["core-operator"])
     given = parser.parse_args()
     target = targets.cpu_target(given.target)
-    recording = Recording(given.out, target, given.models, given.subgraphs, given.operators, given.precision)
+    algorithms = AlgorithmConfig(winograd=given.winograd, precision=given.precision)
+    parts = [tables.read(folder / "subgraphs.parquet", SUBGRAPHS)["subgraph_id"] for folder in given.but_of]
+    known = {key for part in parts for key in part.to_pylist()}
+    recording = Recording(given.out, target, given.models, given.subgraphs, given.operators, algorithms, known)
     print(f"{len(recording.texts)} subgraphs", flush=True)
     pool = LocalPool(recording.target, MeasureConfig())
     counts = [int(n) for n in given.rounds.split(",")]

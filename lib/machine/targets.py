@@ -20,8 +20,8 @@ _MANY = 1024  # cores: more than any CPU has
 # Instruction sets, as LLVM names them; its other CPU features are tuning hints, or of no use to kernels.
 _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "gfni", "vaes", "vpclmulqdq")
 
-# CPUs with AVX-512 that multiply and add one vector of 512 bits a cycle, in halves or with one unit, as LLVM names them:
-# Zen 4 and Intel's for clients. Servers of Intel and Zen 5 do two.
+# CPUs with AVX-512 that multiply and add one vector of 512 bits a cycle, as LLVM names them: Zen 4 (in halves) and
+# Intel's for clients. Intel's for servers and Zen 5 do two.
 _ONE_VECTOR = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
 
 
