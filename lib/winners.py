@@ -9,7 +9,7 @@ what was measured of them, and the check of the whole model is theirs.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,6 +54,7 @@ def choose_all(
     pool: Pool,
     say: Say,
     kept: Path | None = None,
+    packed: Collection[str] = (),
 ) -> list[Choice]:
     """What is shipped of each subgraph; several are compiled and checked side by side, and timed one at a time, those
     with the most time first.
@@ -61,6 +62,7 @@ def choose_all(
     Args:
         subgraphs: Rows of a SUBGRAPHS table with their families, as `members.join` has them.
         kept: Folder of what was chosen before; None: all is measured.
+        packed: Ids of those whose weights stand packed for others: with an untuned program they would stand twice.
     """
     choices: dict[int, Choice] = {}
     times = [s["weight"] * so_far.of(s["subgraph_id"]).best_s if s["tunable"] else 0.0 for s in subgraphs]
@@ -70,7 +72,15 @@ def choose_all(
         try:
             chosen = {
                 n: executor.submit(
-                    choose, subgraphs[n], so_far, config, pool, kept, share=min(1.0, times[n] / whole), until=until
+                    choose,
+                    subgraphs[n],
+                    so_far,
+                    config,
+                    pool,
+                    kept,
+                    share=min(1.0, times[n] / whole),
+                    until=until,
+                    is_packed=subgraphs[n]["subgraph_id"] in packed,
                 )
                 for n in sorted(range(len(subgraphs)), key=lambda n: -times[n])
             }
@@ -91,6 +101,7 @@ def choose(
     *,
     share: float = 1.0,
     until: float = math.inf,
+    is_packed: bool = False,
 ) -> Choice:
     """The fastest right finalist of a subgraph, if it beats the untuned program in the same interleaved run.
 
@@ -99,9 +110,12 @@ def choose(
         kept: See `choose_all`.
         share: Of an inference's time that it takes: with less of it, fewer finalists are timed again.
         until: The moment (s of `time.monotonic`) from which on none is.
+        is_packed: Whether the untuned program is no choice as long as another one works: see `choose_all`.
     """
     untuned = Choice(subgraph["subgraph_id"], subgraph["family_id"], None, None, None, None, subgraph["note"])
     past = so_far.of(subgraph["subgraph_id"])
+    if is_packed:
+        past = replace(past, untuned_s=None)
     finalists = [p for p in past.fastest if p.trace != EMPTY_TRACE][: config.finalists]
     if not subgraph["tunable"]:
         return untuned
@@ -114,14 +128,14 @@ def choose(
     n_timed = min(near, max(1, round(share / _WORTH)))
     made_from = digests.of_text(
         settings.digest(settings.deciding(config)), pool.conditions.id, str(past.untuned_s),
-        *(finalist.candidate_id for finalist in finalists),
+        *(finalist.candidate_id for finalist in finalists), *["packed"] * is_packed,
     )  # fmt: skip
     path = kept / f"{subgraph['subgraph_id']}.json" if kept else None
     if path and (known := _known(path, made_from, untuned, finalists, n_timed)):
         return known
     if time.monotonic() >= until:
         return _once(untuned, finalists[0], past)
-    is_spared = past.untuned_s is None and is_hopeless(subgraph["flop"])
+    is_spared = is_packed or (past.untuned_s is None and is_hopeless(subgraph["flop"]))
     choice = _measured(subgraph["workload"], finalists, n_timed, past, untuned, config, pool, is_spared=is_spared)
     if path and choice.tuned_s is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -83,8 +83,10 @@ def run(
     subgraphs = join(tables.read(joint.subgraphs, SUBGRAPHS), tables.read(families, FAMILIES))
     so_far, probed = history.load(past), manifest.read(joint.probed)
     with clock.spent("finalists"):
-        _, agreed = agreed_of(joint, families, so_far)
-        choices: Sequence[Choice] = choose_all(subgraphs, agreed, config, pool, say, RunFiles(past[0].run).finalists)
+        packings, agreed = agreed_of(joint, families, so_far)
+        packed = {subgraph_id for subgraph_id, packing in packings.items() if packing}
+        kept = RunFiles(past[0].run).finalists
+        choices: Sequence[Choice] = choose_all(subgraphs, agreed, config, pool, say, kept, packed)
     out.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
         made = CompiledFiles(Path(work) / "bundle")

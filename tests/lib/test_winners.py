@@ -94,6 +94,17 @@ def test_the_untuned_program_is_timed_again_if_it_was_not_far_behind(untuned_s, 
     assert choice.untuned_s == (1.0 if baseline else untuned_s)
 
 
+def test_where_weights_stand_packed_for_others_a_faster_untuned_program_is_no_choice_but_a_right_one_is():
+    pool = FakePool([2.0, 3.0])
+    choice = winners.choose(SUBGRAPH, past(untuned_s=0.05), QUICK, pool, is_packed=True)
+    late = winners.choose(SUBGRAPH, past(untuned_s=0.05), QUICK, pool, is_packed=True, until=0.0)
+    wrong = winners.choose(SUBGRAPH, past(untuned_s=0.05), QUICK, FakePool([2.0, 3.0], [1.0, None]), is_packed=True)
+
+    assert (choice.candidate_id, choice.tuned_s, pool.baselines) == ("a", 2.0, [None])
+    assert (late.candidate_id, late.note) == ("a", "not timed again; checked with the whole model")
+    assert (wrong.candidate_id, wrong.trace, wrong.note) == (None, "", "2 with wrong results")
+
+
 def test_an_untuned_program_that_was_spared_is_not_timed_for_the_finalists_either():
     pool = FakePool([0.2, 0.3])
 
