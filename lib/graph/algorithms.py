@@ -1,9 +1,21 @@
 """Which operators are computed otherwise than the model has them: with less work, in whole vectors, or in bf16."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from lib.contracts.errors import ConfigError, TargetError
-from lib.graph import attention, carrying, lookups, pixels, precision, reweight, signed, splitting, widen, winograd
+from lib.graph import (
+    attention,
+    carrying,
+    lookups,
+    pixels,
+    precision,
+    reweight,
+    signed,
+    splitting,
+    strassen,
+    widen,
+    winograd,
+)
 from lib.graph.fusion import Model
 from lib.machine.dots import BF16, INT8
 from lib.machine.registers import Registers, registers
@@ -20,6 +32,7 @@ class AlgorithmConfig:
     """Each where it should save time (`auto`), or `never`. On CPUs."""
 
     winograd: str = "auto"  # 3x3 convolutions in Winograd's way
+    strassen: str = "auto"  # products of floats in Strassen's way
     widen: str = "auto"  # output channels to whole vectors
     attention: str = "auto"  # in one kernel, where scores stay in caches, or in three, whichever is faster
     # Of what products and convolutions read: as the file has it, which int8 makes one of; bf16; three products of bf16,
@@ -27,11 +40,17 @@ class AlgorithmConfig:
     precision: str = AS_IT_IS
 
     def __post_init__(self) -> None:
-        for name in ("winograd", "widen", "attention"):
+        for name in ("winograd", "strassen", "widen", "attention"):
             if getattr(self, name) not in ("auto", "never"):
                 raise ConfigError(f"[extract] {name} must be `auto` or `never`, but got {getattr(self, name)!r}.")
         if self.precision not in PRECISIONS:
             raise ConfigError(f"--precision must be one of {', '.join(PRECISIONS)}, but got {self.precision!r}.")
+
+    @property
+    def for_all_shapes(self) -> "AlgorithmConfig":
+        """Without those whose weights are others, so that the shapes of a range have them in common: whether products
+        in Strassen's way pay is a matter of their rows."""
+        return replace(self, strassen="never")
 
     @property
     def suffix(self) -> str:
@@ -69,8 +88,10 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if not by_matrices:  # whose tiles are of several lines as well
         model = pixels.at_once(model, machine.count)
     choices = widened
+    if config.strassen == "auto" and not is_narrow and parts == 1:
+        choices = [strassen.replacement(machine), *choices]
     if config.winograd == "auto" and not by_matrices:  # whose products are cheaper than transforms
-        choices = [winograd.narrow_replacement if is_narrow else winograd.replacement, *widened]
+        choices = [winograd.narrow_replacement if is_narrow else winograd.replacement, *choices]
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)

@@ -14,6 +14,7 @@ The core operator of computations that can be written in several ways:
 | convolution whose kernel is the whole image | `conv2d`; as a dense layer: `matmul` |
 | grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
 | depthwise convolution of bytes as `lib.graph.words` has it | `depthwise_conv2d_int8` |
+| product or 1x1 convolution as `lib.graph.strassen` has it | `strassen_matmul`: products between sums |
 | 3x3 or 3x3x3 convolution as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
 | product or convolution in float32 as three in bf16 (`lib.graph.splitting`) | as one in bf16 |
 | transposed convolution as `lib.graph.rules.transposed` has it | `matmul` or `conv2d` |
@@ -56,7 +57,9 @@ _ARITHMETIC = {
     tirx.Min: "min",
     tirx.Select: "select",
 }
-WINOGRAD, ATTENTION, RECURRENCE = "winograd_conv2d", "attention", "recurrence"
+WINOGRAD, STRASSEN = "winograd_conv2d", "strassen_matmul"
+ATTENTION, RECURRENCE = "attention", "recurrence"
+CHOSEN_SUM = "chosen_sum"  # of elements; which, the place of the result says
 _NARROW = {
     "bfloat16": "bf16",
     "uint8": "int8",
@@ -94,6 +97,8 @@ def core_operator(names: Sequence[str]) -> str:
     if contractions and "transform" in names:
         kind = contractions[0].rpartition("_")[2]
         return f"{WINOGRAD}_{kind}" if kind in _NARROW.values() else WINOGRAD
+    if contractions and CHOSEN_SUM in names:
+        return STRASSEN
     if contractions:
         flipped = "reverse" in names
         return "+".join(dict.fromkeys(f"transposed_{n}" if flipped and "conv" in n else n for n in contractions))
@@ -226,6 +231,8 @@ def _elementwise(block: SBlock) -> str:
     if isinstance(value, tvm.ir.TensorLoad):
         moved = _moved(value, store, analysis.extents(block))
         return "cast" if moved == "copy" and isinstance(store.value, tirx.Cast) else moved
+    if _is_chosen_sum(value):
+        return CHOSEN_SUM
     calls = _calls(value)
     for function in _FUNCTIONS:
         if function in calls:
@@ -237,6 +244,25 @@ def _elementwise(block: SBlock) -> str:
     if isinstance(value, tirx.Div) and analysis.walk(value.a, tirx.Mul) and analysis.walk(value.b, tirx.Mul):
         return "rational"  # what `lib.graph.legalize` makes of erf and tanh
     return _ARITHMETIC.get(type(value), "elementwise")
+
+
+def _is_chosen_sum(value: Any) -> bool:
+    """Whether it is one of several sums of elements: which, the place of the result says."""
+    while isinstance(value, tirx.Select):
+        is_by_place = isinstance(value.condition, tirx.EQ) and not analysis.walk(value.condition, tvm.ir.TensorLoad)
+        if not is_by_place or not _is_sum(value.true_value):
+            return False
+        value = value.false_value
+        if _is_sum(value):
+            return True
+    return False
+
+
+def _is_sum(value: Any) -> bool:
+    """Whether it is made of elements by additions and subtractions alone."""
+    if isinstance(value, tirx.Add | tirx.Sub):
+        return _is_sum(value.a) and _is_sum(value.b)
+    return isinstance(value, tvm.ir.TensorLoad)
 
 
 def _chosen(value: Any, loads: Sequence[Any]) -> str:

@@ -140,14 +140,14 @@ def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: T
 
     Args:
         results: The block that reads the accumulators, in the same task.
-        roles: With one axis for the rows, and one for the reduction.
+        roles: With one axis for the reduction; of those for the rows, the last is tiled.
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
-    [row], [k] = roles.rows, roles.reduction
+    (*outer, row), [k] = roles.rows, roles.reduction
     split = _split(schedule, loops[row], loops[roles.columns], loops[k], tile)
     of_tile = split.within()
     # Columns of weights stay in L1 for all rows.
-    schedule.reorder(*(loops[n] for n in roles.batch), split.columns, split.rows, *of_tile)
+    schedule.reorder(*(loops[n] for n in (*roles.batch, *outer)), split.columns, split.rows, *of_tile)
     _fill(schedule, block, results, split, split.rows, tile)
     _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
 

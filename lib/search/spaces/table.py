@@ -13,6 +13,7 @@ from lib.search.spaces import (
     elementwise,
     recurrence,
     rows,
+    strassen,
     transposition,
     window,
     winograd,
@@ -20,13 +21,14 @@ from lib.search.spaces import (
 from lib.search.spaces.space import Space, never
 
 # Raise it with every change to which programs the spaces have: what was exhausted before is then searched again.
-REVISION = 14
+REVISION = 15
 
 SPACES = (
     # Which blocks are inlined is part of the sketches of those that set `inlines`.
     Space("attention", attention.fits, attention.sketches, inlines=False),
     Space("recurrence", recurrence.fits, recurrence.sketches, inlines=False, packs_weights=never),
     Space("winograd", winograd.fits, winograd.sketches),
+    Space("strassen", strassen.fits, strassen.sketches),
     contraction.space(),
     Space("window", window.fits, window.sketches),
     Space("words", partial(window.fits, words=True), window.sketches, inlines=False),
