@@ -21,6 +21,7 @@ from lib.machine.registers import Registers, registers
 from lib.search.spaces.roles import Roles, contraction_roles, window_roles
 from lib.tir import analysis
 from lib.tir.addresses import Access, access
+from lib.tir.operators import CHOSEN_SUM, operator
 
 CONTEXT = (
     "operations", "rows", "last row", "columns", "channels", "window", "batch", "groups", "weight bytes", "data bytes",
@@ -75,6 +76,8 @@ class Workload:
     main: str  # the contraction or the window with most iterations, or the block of `plain`; empty if there is none
     roles: Roles | None  # of its axes
     plain: Plain | None  # if it has no roles
+    # Of blocks that sum products of its batch: which of their axes each of its own axes is read by.
+    sums: Mapping[str, Sequence[tuple[int, ...]]]
     context: np.ndarray  # one value for each of CONTEXT
     machine: Registers
     threads: int
@@ -111,7 +114,21 @@ def describe(module: tvm.IRModule, target: Target) -> Workload:
         names = list(extents)
         values["blocks after"] = len(names) - 1 - names.index(main)
     context = np.array([values[name] for name in CONTEXT], np.float32)
-    return Workload(extents, reduction, main, roles, plain, context, machine, threads, of_elements)
+    sums = _sums(blocks, main) if roles and roles.batch else {}
+    return Workload(extents, reduction, main, roles, plain, sums, context, machine, threads, of_elements)
+
+
+def _sums(blocks: Sequence[SBlock], main: str) -> dict[str, list[tuple[int, ...]]]:
+    """See `Workload.sums`."""
+    [products] = [analysis.stored(block).buffer for block in blocks if str(block.name_hint) == main]
+    found = {}
+    for block in blocks:
+        axes = [axis.var for axis in block.iter_vars]
+        loads = [load for load in analysis.loaded(analysis.stored(block)) if load.source.same_as(products)]
+        if loads and operator(block) == CHOSEN_SUM:
+            read = [analysis.variables([index]) for index in loads[0].indices]
+            found[str(block.name_hint)] = [tuple(n for n, var in enumerate(axes) if var in of) for of in read]
+    return found
 
 
 def log(value: float) -> float:

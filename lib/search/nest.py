@@ -64,6 +64,7 @@ class Walk:
     loops: dict[str, Loop] = field(default_factory=dict)  # by variable
     blocks: dict[str, str] = field(default_factory=dict)  # names by variable
     nests: dict[str, list[Loop]] = field(default_factory=dict)  # around blocks, by name; empty if one was moved
+    moved: str = ""  # the main block, until the loops that it has where it was moved are asked for
     parts: dict[str, str] = field(default_factory=dict)  # blocks made from reductions, and those
     tasks: list[int] = field(default_factory=list)  # of each parallel loop
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
@@ -97,7 +98,7 @@ class Walk:
         elif kind == "RFactor" and inputs[0] in self.loops:
             self._factor(self.loops[inputs[0]], outputs[0])
         elif kind in ("ComputeAt", "ReverseComputeAt"):
-            self._move(self.blocks.get(inputs[0], ""))
+            self._move(self.blocks.get(inputs[0], ""), self.loops.get(inputs[1]))
         elif inputs and inputs[0] in self.loops and (made := _MARKS.get(attrs[0] if kind == "Annotate" else kind)):
             loop = self.loops[inputs[0]]
             self.tasks += [loop.extent] if made == "parallel" else []
@@ -116,8 +117,9 @@ class Walk:
         extents = self.workload.extents.get(block, ())
         if block not in self.nests and len(extents) == len(outputs):
             self.nests[block] = [Loop(extent, block, (n,), is_whole=True) for n, extent in enumerate(extents)]
-        elif self._is_tiled(block):
+        elif self._is_tiled(block) and block != self.moved:
             return  # what is done after its tile was made is no part of it
+        self.moved = "" if block == self.moved else self.moved
         if len(self.nests.get(block, ())) == len(outputs):
             self.loops |= dict(zip(outputs, self.nests[block], strict=True))
 
@@ -174,9 +176,30 @@ class Walk:
         for each in nest:
             each.block = part
 
-    def _move(self, block: str) -> None:
+    def _move(self, block: str, loop: Loop | None) -> None:
         if not self._is_tiled(block):
             self.nests[block] = []
+        elif loop is not None and (axes := self.workload.sums.get(loop.block)):
+            self.nests[block], self.moved = self._in_loop(loop, axes), block
+
+    def _in_loop(self, loop: Loop, axes: Sequence[tuple[int, ...]]) -> list[Loop]:
+        """The nest of the main block in a loop around what reads it: of each of its axes as much as is read there.
+
+        Args:
+            axes: Of what reads it, by its own axes.
+        """
+        main, nest = self.workload.main, self.nests[loop.block]
+        place = nest.index(loop) + 1
+
+        def own(each: Loop) -> Loop:
+            found = tuple(n for n, of in enumerate(axes) if each.axis in of)
+            return replace(each, block=main, axes=found, is_whole=False, parts=tuple(map(own, each.parts)))
+
+        inner, extents = single(nest[place:]), self.workload.extents[main]
+        read = [math.prod(each.extent for each in inner if each.axis in of) if of else extent
+                for of, extent in zip(axes, extents, strict=False)]  # fmt: skip
+        left = [*read, *extents[len(read) :]]  # those of the reduction
+        return [*map(own, nest[:place]), *(Loop(extent, main, (n,)) for n, extent in enumerate(left))]
 
     def features(self) -> np.ndarray:
         """Of the program: float32, one for each of NAMES; NaN where one says nothing."""

@@ -1,15 +1,18 @@
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 from lib.contracts.schemas import N_FEATURES
+from lib.machine.registers import registers
 from lib.search import evolution, nest
 from lib.search.features import of_stores
 from lib.tir import traces
 from lib.tir.outline import outline
 from tests.helpers import matmul
+from tests.lib.graph.test_strassen import workload as in_strassens_way
 from tests.lib.search.spaces.test_contraction import convolution
 from tests.lib.search.spaces.test_window import depthwise
 from tests.lib.tir.test_dot import product as products_in_bf16
@@ -79,6 +82,21 @@ def test_what_a_task_works_on_covers_the_output_with_all_others(cpu, sampled):
         assert size(found, "tiles of a task") * found["accumulators"] * found["lanes"] == pytest.approx(
             size(found, "rows of a task") * size(found, "columns of a task")
         )
+
+
+def test_products_that_are_computed_where_their_sums_are_have_a_tile_and_a_task_as_well(cpu):
+    lanes = registers(cpu.tvm()).lanes
+    workload = in_strassens_way((1, 196), 128, 12 * lanes, registers(cpu.tvm()))
+
+    for proposal in evolution.sample(workload, cpu.tvm(), 12, known=set(), seed=1):
+        found, program = told(workload, proposal.trace, cpu), traces.apply(workload, proposal.trace).mod
+        sizes = [int(each) for each in outline(program).tile.split()[:-1:2]]
+
+        assert math.prod(sizes) == found["accumulators"] * lanes
+        assert size(found, "tasks") == int(re.findall(r"T\.parallel\((\d+)\)", program.script())[-1])
+        in_task = size(found, "rows of a task") * size(found, "columns of a task")
+        assert size(found, "tasks") * in_task == 98 * 6 * lanes  # pairs of rows, columns of half of the weights
+        assert size(found, "tiles of a task") * found["accumulators"] * lanes == in_task
 
 
 def test_idle_cores_are_told(cpu, sampled):
