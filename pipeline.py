@@ -84,6 +84,7 @@ class TunerTask(luigi.Task):
     lengths: str = Text(default="", description="of a range: a file with lengths and how often each is asked for")
     weights: str = Text(default="", description="a .safetensors file for a zoo model; empty: random weights")
     models: str = Text(default="", description=argparse.SUPPRESS)  # tuned together, see `TuneModels`
+    in_range: int = Int(default=0, description=argparse.SUPPRESS)  # 1: one of its shapes, see `TuneRange`
     families: str = Choice(default="core-operator", choices=list(ALGORITHMS), description="what shares a cost model")
     foresee: float = Float(default=0.25, description="share of a round for the bottleneck's family")
     strategy: str = Choice(default="foresee", choices=planning.STRATEGIES, description="whose turn is next")
@@ -162,7 +163,8 @@ class JoinSubgraphs(TunerTask, StageTask):
 
     def _extracted(self, own: dict[str, Any], like: str = "") -> ExtractSubgraphs | str:
         try:
-            return self.clone(ExtractSubgraphs, **own, models="", lengths="", like=like)
+            in_range = int(self.given.range is not None)
+            return self.clone(ExtractSubgraphs, **own, models="", lengths="", like=like, in_range=in_range)
         except (TunerError, OSError) as error:
             return console.in_words(error)
 

@@ -43,6 +43,7 @@ class Options:
 
     model: str
     models: str
+    in_range: int
     batch_size: int
     sequence: int
     shape: str
@@ -183,7 +184,8 @@ class Options:
     @cached_property
     def algorithms(self) -> AlgorithmConfig:
         """`[extract]` and `--precision`."""
-        return self.configured(AlgorithmConfig, "extract", precision=self.precision)
+        found = self.configured(AlgorithmConfig, "extract", precision=self.precision)
+        return found.for_all_shapes if self.in_range else found
 
     @cached_property
     def plan(self) -> PlanConfig:
@@ -258,7 +260,7 @@ class Options:
     @property
     def files_of_shapes(self) -> list[ModelFiles]:
         """Of the model in each of the shapes of a range, in the order of its buckets."""
-        folder, suffix = self.artifacts / self.compile_target.name, self.algorithms.suffix
+        folder, suffix = self.artifacts / self.compile_target.name, self.algorithms.for_all_shapes.suffix
         return [ModelFiles(folder / (each.source.name + suffix)) for each in self.listed]
 
     @property

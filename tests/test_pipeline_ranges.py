@@ -22,6 +22,7 @@ from lib.search.evolution import SearchConfig
 from lib.shapes import Shape
 from lib.tuning.base import BaseModels
 from lib.verification import CompileConfig
+from pipeline import ExtractSubgraphs, JoinSubgraphs
 from stages import adapt, compile_range
 from tests import range_files
 from tests.helpers import ROOT, environment, luigi, luigi_command
@@ -104,6 +105,18 @@ def test_weights_stand_once_and_the_report_says_what_that_costs(tuned):
         assert f"sequence={left_out['extents']['sequence']} (" in report
         assert f"sequence={left_out['extents']['sequence']} (" in page
         assert left_out["latency_s"] >= left_out["taken_s"]
+
+
+def test_no_shape_has_products_whose_weights_are_others(files):
+    """With few words products are as they are, with many they would be Strassen's."""
+    options = {"model": str(files / "mask.onnx")}
+    joined = JoinSubgraphs(**options, shape="batch=1 sequence=8,24")
+    alone = ExtractSubgraphs(**options, shape="batch=1 sequence=24")
+
+    assert {task.given.algorithms.strassen for task in joined.extracted} == {"never"}
+    assert [task.path for task in joined.extracted] == [each.subgraphs for each in joined.given.files_of_shapes]
+    assert alone.given.algorithms.strassen == "auto"
+    assert alone.path not in [task.path for task in joined.extracted]
 
 
 def test_of_a_shape_that_is_no_anchor_nothing_is_measured_and_all_is_taken_over(tuned):
