@@ -37,7 +37,7 @@ from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from stages import extract
 
 _AS_IT_IS = AlgorithmConfig()
-_DIRECT = AlgorithmConfig(winograd="never", widen="never")
+_DIRECT = AlgorithmConfig(winograd="never", strassen="never", widen="never")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Variant:
 VARIANTS = [
     Variant("as it is"),
     Variant("without Winograd's convolutions", extract=AlgorithmConfig(winograd="never")),
+    Variant("without Strassen's products", extract=AlgorithmConfig(strassen="never")),
     Variant("without wider channels", extract=AlgorithmConfig(widen="never")),
     Variant("one cost model for all", families="single"),
     Variant("a cost model for each subgraph", families="each"),
@@ -83,7 +84,7 @@ def tune(variant: Variant, subgraphs: list[Subgraph], seconds: float, seed: int)
 def heaviest(model: Model, variant: Variant, chosen: int) -> list[Subgraph]:
     """The tunable subgraphs with most FLOP, as the model has them; then what stands for them in a variant.
 
-    Winograd's convolutions have less FLOP, so that the heaviest of a variant may be others.
+    Winograd's convolutions and Strassen's products have less FLOP, so that the heaviest of a variant may be others.
     """
     _, subgraphs = extract.partition(choose_algorithms(model, TARGET, variant.extract), TARGET)
     _, direct = extract.partition(model, TARGET)

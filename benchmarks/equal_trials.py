@@ -5,8 +5,8 @@
 
 The sides are stock MetaSchedule (rounds of 64 trials, its default), stock in rounds of 10, which is as soon as this
 tuner looks at all subgraphs, stock with 512 trials a subgraph, this tuner's search in stock's space, and in its own
-spaces. All tune the same subgraphs of the same graph, without Winograd's convolutions and wider channels, and stock's
-builder is spared the 13 s of imports that it takes for each round as shipped. FOLDER gets
+spaces. All tune the same subgraphs of the same graph, without Winograd's convolutions, Strassen's products and wider
+channels, and stock's builder is spared the 13 s of imports that it takes for each round as shipped. FOLDER gets
 `trials.parquet`, each trial with the model's estimated latency after it and the traces that won, and
 `winners.parquet`, the winners of all sides timed in turn. What stands in the first is not tuned again. Nothing else may
 run on the machine.

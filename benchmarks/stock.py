@@ -4,7 +4,8 @@
 
 Leaves `curve.parquet` (each measurement with its time), `traces.json`, `model.so`, `weights.safetensors` and
 `manifest.json` in the folder, as `TuneModel` leaves them in `compiled/`, so that both can be timed in turn. The graph
-is the one that `TuneModel` gets, but for Winograd's convolutions and wider channels, which stock TVM does not choose.
+is the one that `TuneModel` gets, but for Winograd's convolutions, Strassen's products and wider channels, which stock
+TVM does not choose.
 `--heaviest N` tunes N subgraphs only; started again with `--rest RUN`, the others get the schedules of that run.
 Nothing else may run on the machine.
 """

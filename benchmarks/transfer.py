@@ -42,7 +42,7 @@ _NEAR = 1.05  # times the best of both
 
 def settings(spaces: str) -> str:
     """Of the runs' configuration."""
-    direct = "[extract]\nwinograd = never\nwiden = never\n" if spaces == "metaschedule" else ""
+    direct = "[extract]\nwinograd = never\nstrassen = never\nwiden = never\n" if spaces == "metaschedule" else ""
     return f"{direct}[generate]\nspaces = {spaces}\n[train]\nbase = no\n"
 
 
