@@ -147,7 +147,8 @@ def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: T
     split = _split(schedule, loops[row], loops[roles.columns], loops[k], tile)
     of_tile = split.within()
     # Columns of weights stay in L1 for all rows.
-    schedule.reorder(*(loops[n] for n in (*roles.batch, *outer)), split.columns, split.rows, *of_tile)
+    batch, lines = [loops[n] for n in roles.batch], [loops[n] for n in outer]
+    schedule.reorder(*batch, split.columns, *lines, split.rows, *of_tile)
     _fill(schedule, block, results, split, split.rows, tile)
     _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
 

@@ -1,17 +1,17 @@
 """A space for the products of `lib.graph.strassen` on CPUs: sums of data, then products and results task by task.
 
     parallel (rows): sums of data
-    parallel (rows.0, columns.0)
-        products, columns.1, rows.1: a register tile
-        rows.1, columns.1: sums of products, and what follows, in registers
+    parallel (lines.0, rows.0, columns.0)
+        products, columns.1, lines.1, rows.1: a register tile
+        lines.1, rows.1, columns.1: sums of products, and what follows, in registers
 
 The seven products of a task stay in L2 until they are summed. Where the sums of all data do not, a task has its rows of
 all columns instead, and computes their sums itself:
 
-    parallel (rows.0)
+    parallel (lines.0, rows.0)
         sums of data
         columns.0
-            products, columns.1, rows.1 ...
+            products, columns.1, lines.1, rows.1 ...
 
 Which of the two, how large a task is and its register tile are left to the search.
 """
@@ -70,13 +70,17 @@ def _tile_results(schedule: Schedule, results: SBlockRV, tile: Tile, has_all_col
     """
     last = primitives.following(schedule, results)
     *outer, row, lower, vectors, right, lane = schedule.get_loops(results)
+    lines_0, lines_1 = [], []
+    if outer:
+        line_0, line_1 = primitives.sampled_split(schedule, outer.pop())
+        lines_0, lines_1 = [line_0], [line_1]
     row, row_in_tile = schedule.split(row, [None, tile.rows[0]])
     rows_0, rows_1 = primitives.sampled_split(schedule, row)
     columns, vector = schedule.split(vectors, [None, tile.vectors])
     columns_0, columns_1 = primitives.sampled_split(schedule, columns)
-    schedule.reorder(*outer, rows_0, columns_0, rows_1, row_in_tile, columns_1, vector, lower, right, lane)
-    tasks = [*outer, rows_0] if has_all_columns else [*outer, rows_0, columns_0]
-    task = schedule.fuse(*tasks)
+    tasks = [*outer, *lines_0, rows_0]
+    schedule.reorder(*tasks, columns_0, *lines_1, rows_1, row_in_tile, columns_1, vector, lower, right, lane)
+    task = schedule.fuse(*tasks, *([] if has_all_columns else [columns_0]))
     schedule.parallel(task)
     schedule.unroll(lower)
     schedule.unroll(right)
