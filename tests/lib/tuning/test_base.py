@@ -94,3 +94,5 @@ def test_two_vectors_a_cycle_have_their_own_models_and_take_no_programs_of_matri
     assert x2.of("group_conv2d") == amx.of("group_conv2d") != avx512.of("group_conv2d")
     assert x2.of("matmul_int8") == avx512.of("matmul_int8") is not None
     assert x2.of("layer_norm") == amx.of("layer_norm") is not None
+    assert avx512.of("strassen_matmul") == x2.of("strassen_matmul") is not None  # there is no other
+    assert avx512.of("winograd_conv2d_bf16") is None
