@@ -24,8 +24,8 @@ CARD = "card.json"
 _NARROW = ("_bf16", "_int8")
 # Whose models a class takes where it has none of its own, the first that has one, but for operators with these ends. Of
 # programs in 32 registers of 128 bits, which NEON has, those of AVX2 order more pairs right than those of AVX-512
-# (benchmarks/README.md, "What ARM starts from"); AMX's CPUs compute floats as those of `avx512x2` do. CPUs that multiply
-# one vector a cycle take from these what they lack: theirs order 0.53 to 0.61 of those CPUs' pairs, none orders half.
+# (benchmarks/README.md, "What ARM starts from"). AMX's CPUs compute floats as those of `avx512x2` do; those that
+# multiply one vector a cycle take from them what they lack: theirs order 0.53 to 0.61 of those CPUs' pairs, none half.
 _LIKE: dict[str, dict[str, tuple[str, ...]]] = {
     "neon": {"avx2": ()},
     "avx512": {"avx512x2": _NARROW},
