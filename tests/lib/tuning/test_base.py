@@ -94,5 +94,12 @@ def test_two_vectors_a_cycle_have_their_own_models_and_take_no_programs_of_matri
     assert x2.of("group_conv2d") == amx.of("group_conv2d") != avx512.of("group_conv2d")
     assert x2.of("matmul_int8") == avx512.of("matmul_int8") is not None
     assert x2.of("layer_norm") == amx.of("layer_norm") is not None
-    assert avx512.of("strassen_matmul") == x2.of("strassen_matmul") is not None  # there is no other
     assert avx512.of("winograd_conv2d_bf16") is None
+
+
+@pytest.mark.parametrize("name", ["avx2", "neon", "avx512", "amx"])
+def test_products_in_strassens_way_have_one_model_for_all(name):
+    models = base_models(name)
+
+    assert models.of("strassen_matmul") == base_models("avx512x2").of("strassen_matmul") is not None
+    assert (models.of("attention") is None) == (name in ("avx2", "neon"))
