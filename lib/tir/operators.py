@@ -247,15 +247,19 @@ def _elementwise(block: SBlock) -> str:
 
 
 def _is_chosen_sum(value: Any) -> bool:
-    """Whether it is one of several sums of elements: which, the place of the result says."""
+    """Whether it is one of several sums of a tensor's elements: which, the place of the result says."""
+    conditions, choices = [], []
     while isinstance(value, tirx.Select):
-        is_by_place = isinstance(value.condition, tirx.EQ) and not analysis.walk(value.condition, tvm.ir.TensorLoad)
-        if not is_by_place or not _is_sum(value.true_value):
-            return False
+        conditions.append(value.condition)
+        choices.append(value.true_value)
         value = value.false_value
-        if _is_sum(value):
-            return True
-    return False
+    choices.append(value)
+    if not conditions or not all(isinstance(each, tirx.EQ) for each in conditions):
+        return False
+    loads = analysis.walk(choices, tvm.ir.TensorLoad)
+    are_sums = all(map(_is_sum, choices)) and any(isinstance(each, tirx.Add | tirx.Sub) for each in choices)
+    is_by_place = not analysis.walk(conditions, tvm.ir.TensorLoad)
+    return are_sums and is_by_place and all(load.source.same_as(loads[0].source) for load in loads)
 
 
 def _is_sum(value: Any) -> bool:

@@ -8,7 +8,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from tvm import relax
+from tvm import relax, te, tirx, topi
 from tvm.relax import op
 
 from lib.graph import concatenation, fusion
@@ -23,6 +23,30 @@ from tests.helpers import matmul
 
 def cores(model, cpu):
     return {s.core_operator for s in extract_subgraphs(fusion.fuse(model.module, cpu.tvm()))}
+
+
+def chosen(choose):
+    """A product, and one of several values by the row of the result."""
+    data, weight, other = (
+        te.placeholder(shape, name=name) for shape, name in (((8, 4), "a"), ((4, 6), "b"), ((8, 6), "c"))
+    )
+    product = topi.matmul(data, weight)
+    out = te.compute((8, 6), lambda i, j: choose(i, product[i, j], other[i, j]), name="chosen")
+    return as_workload(te.create_prim_func([data, weight, other, out]))
+
+
+@pytest.mark.parametrize(
+    ("choose", "name"),
+    [
+        (lambda i, x, y: tirx.Select(tirx.EQ(i, 0), x + x, x), "strassen_matmul"),
+        (lambda i, x, y: tirx.Select(tirx.EQ(i, 0), x, x), "matmul"),  # nothing is summed
+        (lambda i, x, y: tirx.Select(tirx.EQ(i, 0), x + y, x), "matmul"),  # of another tensor, as where rows are put in
+        (lambda i, x, y: tirx.Select(i < 4, x + x, x), "matmul"),  # a mask
+        (lambda i, x, y: tirx.Select(tirx.EQ(x, 0.0), x + x, x), "matmul"),  # by the value
+    ],
+)
+def test_only_sums_that_the_place_chooses_make_a_product_one_of_strassens(choose, name):
+    assert core_operator(operators(chosen(choose))) == name
 
 
 def conv_model(tmp_path, groups, kernel, n_in=8, n_out=8):
