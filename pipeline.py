@@ -84,7 +84,6 @@ class TunerTask(luigi.Task):
     lengths: str = Text(default="", description="of a range: a file with lengths and how often each is asked for")
     weights: str = Text(default="", description="a .safetensors file for a zoo model; empty: random weights")
     models: str = Text(default="", description=argparse.SUPPRESS)  # tuned together, see `TuneModels`
-    in_range: int = Int(default=0, description=argparse.SUPPRESS)  # 1: one of its shapes, see `TuneRange`
     families: str = Choice(default="core-operator", choices=list(ALGORITHMS), description="what shares a cost model")
     foresee: float = Float(default=0.25, description="share of a round for the bottleneck's family")
     strategy: str = Choice(default="foresee", choices=planning.STRATEGIES, description="whose turn is next")
@@ -128,6 +127,12 @@ class ExtractSubgraphs(TunerTask, StageTask):
 
     # The folder of the model in another shape, whose weights are not written again.
     like: str = Text(default="", significant=False, description=argparse.SUPPRESS)
+    in_range: int = Int(default=0, description=argparse.SUPPRESS)  # 1: it is one of the shapes of a range
+
+    @property
+    def given(self) -> Options:
+        given = super().given
+        return given.of_a_shape if self.in_range else given
 
     path = property(lambda self: self.given.model_files.subgraphs)
     lock = property(lambda self: self.given.model_files.lock)  # all runs of a model share it

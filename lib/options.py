@@ -43,7 +43,6 @@ class Options:
 
     model: str
     models: str
-    in_range: int
     batch_size: int
     sequence: int
     shape: str
@@ -61,6 +60,7 @@ class Options:
     section: Section  # of the configuration
     say: Say  # is told of what the user should know
     artifacts: Path
+    in_range: bool = False  # it is one of the shapes of a range
 
     def check(self) -> None:
         """Refuse at once what cannot be a model or a place to measure.
@@ -180,6 +180,11 @@ class Options:
                 self.say(f"--target {self.target}: kernels for {found.threads} threads; --threads says otherwise")
             linking.linker(found.tvm())  # now, and not after the tuning
         return found
+
+    @cached_property
+    def of_a_shape(self) -> "Options":
+        """Those of the same model in the same shape, as one of a range."""
+        return replace(self, in_range=True)
 
     @cached_property
     def algorithms(self) -> AlgorithmConfig:
