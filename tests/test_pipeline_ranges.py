@@ -15,6 +15,7 @@ from lib.contracts import tables
 from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, MODELS, PLAN, RESULTS
 from lib.contracts.tables import Provenance
+from lib.graph.algorithms import AlgorithmConfig
 from lib.measure.onnx_peer import OnnxFile
 from lib.report.text import milliseconds
 from lib.runtime.family_tuner_runtime import Model
@@ -169,8 +170,9 @@ def test_a_program_that_was_taken_over_and_does_not_work_gives_way(tuned, files,
     table = pa.Table.from_pylist(rows, schema=CANDIDATES)
     tables.write(table, spoilt.foretold.candidates, CANDIDATES, Provenance("inputs", "session"))
     described = tables.read(joint.models, MODELS).to_pylist()
+    suffix = AlgorithmConfig().for_all_shapes.suffix
     shapes = [
-        Shape(ModelFiles(joint.folder.parent / row["name"]),
+        Shape(ModelFiles(joint.folder.parent / (row["name"] + suffix)),
                             {"sequence": int(row["name"].rpartition("_")[2])}, row["importance"] > 0)
         for row in described
     ]  # fmt: skip
