@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.relax import op
 
 from lib.graph.fusion import Model
-from lib.graph.rewrite import Rewriter, Rule, alike, dtype, groups_of, is_channels_last, rewrite, rule
+from lib.graph.rewrite import Rewriter, Rule, alike, dtype, is_by_pixel, rewrite, rule
 from lib.graph.rules import movement
 
 _FEWEST = 4  # rows of a tile that reads its weights from L2 as fast as it multiplies
@@ -42,9 +42,12 @@ def _over_pixels(registers: int) -> Rule:
         image, kernel, out = (rewriter.shape(each) for each in (data, weight, call))
         if image is None or kernel is None or out is None or (dtype(weight), dtype(call)) != ("float32", "float32"):
             return None
-        is_by_pixel = is_channels_last(call) and groups_of(call) == 1 and kernel[:2] == (1, 1) and image[:3] == out[:3]
         lines, pixels = image[0] * image[1], image[2]
-        if not is_by_pixel or lines == 1 or any(pixels % rows == 0 for rows in _rows(registers)):
+        if (
+            not is_by_pixel(call, image, kernel, out)
+            or lines == 1
+            or any(pixels % rows == 0 for rows in _rows(registers))
+        ):
             return None
         line = rewriter.emit(alike(call, _in_one_line(rewriter, data), weight, dtype(call)))
         return op.reshape(line, out)

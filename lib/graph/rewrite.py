@@ -199,6 +199,13 @@ def is_channels_last(convolution: relax.Call) -> bool:
     return data == out and (data, str(attrs.kernel_layout)) == CHANNELS_LAST[convolution.op.name]
 
 
+def is_by_pixel(convolution: relax.Call, image: Sequence[int], kernel: Sequence[int], out: Sequence[int]) -> bool:
+    """Whether each pixel of what a 2-D convolution of these shapes gives is made of the one at its place alone: a
+    product with one matrix, channels last."""
+    is_dense = is_channels_last(convolution) and groups_of(convolution) == 1
+    return is_dense and tuple(kernel[:2]) == (1, 1) and tuple(image[:3]) == tuple(out[:3])
+
+
 def to_channels_first(rank: int) -> list[int]:
     """The transpose that makes NCHW of NHWC, by rank: also of signals and volumes."""
     return [0, rank - 1, *range(1, rank - 1)]

@@ -25,7 +25,7 @@ from tvm import relax, te, tirx, topi
 
 from lib.graph import patterns
 from lib.graph.reweight import Choose, Replacement, shape_of
-from lib.graph.rewrite import dtype, groups_of, is_call, is_channels_last
+from lib.graph.rewrite import dtype, is_by_pixel, is_call
 from lib.machine.registers import Registers
 
 FUNCTION = "matmul_strassen"  # name of the functions that compute one, for people
@@ -65,15 +65,14 @@ def _replacement(machine: Registers, call: relax.Call) -> Replacement | None:
 
 def _is_product(call: relax.Call) -> bool:
     """Whether each row of some data, the last axis of a tensor, is multiplied by one matrix of weights, in floats."""
-    if not is_call(call, "relax.matmul", "relax.nn.conv2d") or not shape_of(call) or not shape_of(call.args[0]):
+    if not is_call(call, "relax.matmul", "relax.nn.conv2d") or {dtype(call), *map(dtype, call.args)} != {_FLOAT}:
         return False
-    if {dtype(call), *map(dtype, call.args)} != {_FLOAT}:
+    data, weight, out = (shape_of(each) for each in (*call.args, call))
+    if not data or not out:
         return False
-    weight = shape_of(call.args[1])
     if is_call(call, "relax.matmul"):
-        return len(weight) == 2 and len(shape_of(call)) > 1
-    is_dense = weight[:2] == (1, 1) and groups_of(call) == 1 and {int(n) for n in call.attrs.strides} == {1}
-    return is_dense and is_channels_last(call) and not any(int(n) for n in call.attrs.padding)
+        return len(weight) == 2 and len(out) > 1
+    return is_by_pixel(call, data, weight, out)
 
 
 def pays(rows: int, depth: int, columns: int, padded_rows: int = 0) -> bool:

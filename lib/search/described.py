@@ -122,10 +122,10 @@ def _sums(blocks: Sequence[SBlock], main: str) -> dict[str, list[tuple[int, ...]
     """See `Workload.sums`."""
     [products] = [analysis.stored(block).buffer for block in blocks if str(block.name_hint) == main]
     found = {}
-    for block in blocks:
+    for block in (each for each in blocks if operator(each) == CHOSEN_SUM):
         axes = [axis.var for axis in block.iter_vars]
         loads = [load for load in analysis.loaded(analysis.stored(block)) if load.source.same_as(products)]
-        if loads and operator(block) == CHOSEN_SUM:
+        if loads:
             read = [analysis.variables([index]) for index in loads[0].indices]
             found[str(block.name_hint)] = [tuple(n for n, var in enumerate(axes) if var in of) for of in read]
     return found

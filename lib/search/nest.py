@@ -119,7 +119,8 @@ class Walk:
             self.nests[block] = [Loop(extent, block, (n,), is_whole=True) for n, extent in enumerate(extents)]
         elif self._is_tiled(block) and block != self.moved:
             return  # what is done after its tile was made is no part of it
-        self.moved = "" if block == self.moved else self.moved
+        if block == self.moved:
+            self.moved = ""
         if len(self.nests.get(block, ())) == len(outputs):
             self.loops |= dict(zip(outputs, self.nests[block], strict=True))
 

@@ -70,16 +70,13 @@ def _tile_results(schedule: Schedule, results: SBlockRV, tile: Tile, has_all_col
     """
     last = primitives.following(schedule, results)
     *outer, row, lower, vectors, right, lane = schedule.get_loops(results)
-    lines_0, lines_1 = [], []
-    if outer:
-        line_0, line_1 = primitives.sampled_split(schedule, outer.pop())
-        lines_0, lines_1 = [line_0], [line_1]
+    lines = primitives.sampled_split(schedule, outer.pop()) if outer else []
     row, row_in_tile = schedule.split(row, [None, tile.rows[0]])
     rows_0, rows_1 = primitives.sampled_split(schedule, row)
     columns, vector = schedule.split(vectors, [None, tile.vectors])
     columns_0, columns_1 = primitives.sampled_split(schedule, columns)
-    tasks = [*outer, *lines_0, rows_0]
-    schedule.reorder(*tasks, columns_0, *lines_1, rows_1, row_in_tile, columns_1, vector, lower, right, lane)
+    tasks = [*outer, *lines[:1], rows_0]
+    schedule.reorder(*tasks, columns_0, *lines[1:], rows_1, row_in_tile, columns_1, vector, lower, right, lane)
     task = schedule.fuse(*tasks, *([] if has_all_columns else [columns_0]))
     schedule.parallel(task)
     schedule.unroll(lower)

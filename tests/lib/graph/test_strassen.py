@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te
+from tvm import te
 from tvm.relax import op
 
 from lib.graph import fusion, reweight, strassen, widen
@@ -13,6 +13,7 @@ from lib.search import evolution
 from lib.tir.operators import operators
 from lib.tir.workload import as_workload, load_module
 from tests.helpers import run_on
+from tests.lib.graph.test_widen import in_tvm, model
 
 WIDE, NARROW = Registers(32, 16), Registers(16, 8)  # AVX-512, AVX2
 
@@ -136,17 +137,6 @@ def test_rows_that_are_computed_for_nothing_count():
     assert not strassen.pays(200, 768, 3072, 216)
 
 
-def model(make, weight, *data):
-    """relu(make(x, w)) with seeded weights."""
-    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", data), ("w", weight)))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x, w], attrs={"num_input": 1}):
-        with builder.dataflow():
-            out = builder.emit_output(builder.emit(op.nn.relu(builder.emit(make(x, w)))))
-        builder.emit_func_output(out)
-    return builder.get(), {"w": np.random.default_rng(0).normal(size=weight).astype(np.float32)}
-
-
 def convolution(*, kernel=1, image=14, **attrs):
     def make(x, w):
         return op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO", **attrs)
@@ -156,11 +146,6 @@ def convolution(*, kernel=1, image=14, **attrs):
 
 def rewritten(made, machine=WIDE):
     return reweight.rewrite(*made, [strassen.replacement(machine)])
-
-
-def in_tvm(cpu, module, x, weight):
-    machine = relax.VirtualMachine(tvm.compile(fusion.fuse(module, cpu.tvm()), cpu.tvm()), tvm.cpu())
-    return machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(weight)).numpy()
 
 
 @pytest.mark.parametrize(
