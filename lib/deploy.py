@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.target import Target
 
-from lib.graph import concatenation, fusion, inputs, storage
+from lib.graph import concatenation, fusion, inputs, regions, storage
 from lib.graph.rewrite import mutated
 from lib.machine import linking
 from lib.tir import analysis, lowering
@@ -63,7 +63,7 @@ def lowered(module: tvm.IRModule, target: Target) -> relax.VMExecutable:
                 storage.Views(),
                 *to_calls,
                 plan,
-                *([storage.Centre()] if target.kind.name == "llvm" else []),
+                *([storage.Centre(), regions.Regions()] if target.kind.name == "llvm" else []),
                 *finalize,
             ]
         )

@@ -30,6 +30,7 @@ from lib.tir import (
     matrix,
     parallel,
     prefetch,
+    regions,
     remainder,
     rounding,
     straight,
@@ -110,9 +111,10 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
         lower = gpu.lowered_apart(lower)
     after = [lookup.insert] + [_on_stack] * lowering.stack + [cpu_check.insert] * is_delivered
     compact = tvm.transform.module_pass(lambda module, _: _compact(module), opt_level=0, name="compact")
+    together = tvm.transform.module_pass(lambda module, _: regions.insert(module), opt_level=0, name="regions")
     instructions = [matrix.insert, dot.insert, rounding.insert]
     return tvm.transform.Sequential(
-        [*map(_rewrite, before), compact, *map(_rewrite, instructions), lower, *map(_rewrite, after)]
+        [*map(_rewrite, before), compact, *map(_rewrite, instructions), lower, *map(_rewrite, after), together]
     ), *finalize
 
 
