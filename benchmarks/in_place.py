@@ -2,10 +2,11 @@
 
     python benchmarks/in_place.py COMPILED ... [--seconds 8] [--kernels]
 
-Of bundles, as `TuneModel` leaves them in `compiled/`. One inference is looked at call by call, and then repeated: by
-the virtual machine, as it is shipped, and by calling its kernels in their order with the same buffers, each timed. So
-what a kernel takes has what the kernels before it left in caches, and the handing over of work to the other threads;
-what is left is the virtual machine's. `alone` is the sum of the kernels repeated one by one, as a search measures them.
+Of bundles, as `TuneModel` leaves them in `compiled/` of their runs. An inference is repeated as it is shipped, and by
+calling its kernels in their order, each timed, from a library of the same programs that calls each by itself
+(`apart.py`). So what a kernel takes has what the kernels before it left in caches, and the handing over of work to the
+other threads, which the shipped library does once for many of them: its share may exceed 100 %. `alone` is the sum of
+the kernels repeated one by one, as a search measures them.
 All of it with the threads that a library was tuned for, with one, and with one while another session infers on another
 core. `call` is what a caller of `family_tuner_runtime` waits, who has the work done by a session's own thread.
 
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
+from apart import twin
 from intervals import estimate, median_of
 
 from lib.runtime.family_tuner_runtime import Model
@@ -102,15 +104,19 @@ def inputs_of(model: Model) -> list[np.ndarray]:
     return arrays
 
 
-def sessions_of(folder: Path) -> list[Session]:
-    """The three sessions of a bundle that are timed."""
+def sessions_of(folder: Path, apart: Model) -> list[Session]:
+    """The three sessions of a bundle that are timed.
+
+    Args:
+        apart: Its twin.
+    """
     model = Model(folder)
     arrays = inputs_of(model)
     name = folder.resolve().parents[2].name
 
     def session(label: str, threads: int, core: int | None = None, beside: Model | None = None) -> Session:
         cores = None if core is None else [core]
-        kernels = _kernels(model, model.session(threads=threads, cores=cores), arrays)
+        kernels = kernels_of(apart, apart.session(threads=threads, cores=cores), arrays)
         return Session(f"{name} | {label}", model.session(threads=threads, cores=cores), arrays, kernels, beside)
 
     first, second = sorted(os.sched_getaffinity(0))[:2]
@@ -122,7 +128,7 @@ def sessions_of(folder: Path) -> list[Session]:
     ]
 
 
-def _kernels(model: Model, probe: Model, arrays: Sequence[np.ndarray]) -> list[tuple[str, Any, Sequence[Any]]]:
+def kernels_of(model: Model, probe: Model, arrays: Sequence[np.ndarray]) -> list[tuple[str, Any, Sequence[Any]]]:
     """What an inference calls: kernels of the library with their arguments."""
     calls: list[tuple[str, Sequence[Any]]] = []
 
@@ -185,9 +191,10 @@ def main() -> None:
     print("|---" * 8 + "|")
     listed = []
     for folder in options.bundles:
-        before = _ticks()
-        sessions = sessions_of(folder)
-        measure(sessions, options.seconds)
+        with twin(folder) as apart:
+            sessions = sessions_of(folder, apart)
+            before = _ticks()
+            measure(sessions, options.seconds)
         (busy, own), (busy_before, own_before) = _ticks(), before
         for session in sessions:
             print(session.row(), flush=True)

@@ -3,10 +3,10 @@
     python benchmarks/roofline.py COMPILED ... [--seconds 6] [--out ROWS.parquet]
     python benchmarks/roofline.py --table ROWS.parquet
 
-Of bundles in the folders of their runs. In each turn all kernels of an inference are called in their order, each timed
-(`in_place.py`), and so is a loop of nothing but the instruction that multiplies in them, and copies of what lies in
-caches and of what does not. Turns count in which the cores shared a cache (`cores.py`). Operations are multiplications
-and additions; bytes are parameters and results, each once.
+Of bundles in the folders of their runs. In each turn all kernels of an inference are called in their order, each by
+itself and timed (`in_place.py`), and so is a loop of nothing but the instruction that multiplies in them, and copies of
+what lies in caches and of what does not. Turns count in which the cores shared a cache (`cores.py`). Operations are
+multiplications and additions; bytes are parameters and results, each once.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 import provenance
 import tvm
+from apart import twin
 
 from lib.contracts import manifest, tables
 from lib.contracts.files import ModelFiles
@@ -81,14 +82,18 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def measure(folder: Path, seconds: float) -> pd.DataFrame:
     """A row for each subgraph of a library, in place, without what is equal in all of them."""
-    model = Model(folder)
+    with twin(folder) as model:
+        return _measured(model, folder, seconds)
+
+
+def _measured(model: Model, folder: Path, seconds: float) -> pd.DataFrame:
     facts = manifest.read(folder / "manifest.json")
     subgraphs = tables.read(ModelFiles(folder.parents[2]).subgraphs, SUBGRAPHS).to_pylist()
     of_kernel = {name: subgraph for subgraph in subgraphs for name in subgraph["functions"]}
     kinds = {subgraph["subgraph_id"]: narrow_kind(subgraph["core_operator"]) for subgraph in subgraphs}
     arrays = in_place.inputs_of(model)
     session = model.session()
-    kernels = in_place._kernels(model, session, arrays)
+    kernels = in_place.kernels_of(model, session, arrays)
     one = in_place.Session("", session, arrays, kernels)
     run = session._driver.run
     machine = Machine(tvm.target.Target(facts["target"]), model.threads, sorted(set(kinds.values())))

@@ -29,7 +29,13 @@ _STUB = te.create_prim_func([_x, te.compute((1,), lambda i: _x[i])])  # stands f
 
 
 def build(
-    module: tvm.IRModule, traces: Mapping[str, str], target: Target, out: Path, packing: Path | None = None
+    module: tvm.IRModule,
+    traces: Mapping[str, str],
+    target: Target,
+    out: Path,
+    packing: Path | None = None,
+    *,
+    together: bool = True,
 ) -> None:
     """Compile a fused module and export it.
 
@@ -39,20 +45,23 @@ def build(
         out: The library, which must end in `.so` and must not be loaded by this process.
         packing: Gets what packs the weights, as the JSON of a module with `PACKER`: done once (`lib.packing`), never at
             an inference. `main` then takes, in place of the weights, what that returns. None: kernels pack themselves.
+        together: On CPUs, kernels that follow each other are called in parallel regions (`lib.graph.regions`); else
+            each is called by itself, and can be looked at.
     """
     module = schedule(module, traces)
     target = target if traces else lowering.for_untuned(target)
     if packing:
         module, packs = _apart(module, target)
         packing.write_text(tvm.ir.save_json(packs))
-    lowered(module, target).export_library(str(out), options=_LINK, **linking.for_export(target))
+    lowered(module, target, together=together).export_library(str(out), options=_LINK, **linking.for_export(target))
 
 
-def lowered(module: tvm.IRModule, target: Target) -> relax.VMExecutable:
-    """Compile a module of functions of TIR, scheduled or not."""
+def lowered(module: tvm.IRModule, target: Target, *, together: bool = False) -> relax.VMExecutable:
+    """Compile a module of functions of TIR, scheduled or not; `together`: see `build`."""
     stages = lowering.passes(target)
     _views, *to_calls = stages.dataflow_lower_passes(target)  # the first is RewriteDataflowReshape: see `storage.Views`
     plan, *finalize = stages.finalize_passes(target)
+    on_cpu = target.kind.name == "llvm"
     # Not MetaScheduleApplyDatabase's lookup nor compile_relax: both miss silently when an attribute differs.
     with target, tvm.transform.PassContext(opt_level=3):
         lower = tvm.transform.Sequential(
@@ -63,7 +72,8 @@ def lowered(module: tvm.IRModule, target: Target) -> relax.VMExecutable:
                 storage.Views(),
                 *to_calls,
                 plan,
-                *([storage.Centre(), regions.Regions()] if target.kind.name == "llvm" else []),
+                *([storage.Centre()] if on_cpu else []),
+                *([regions.Regions()] if on_cpu and together else []),
                 *finalize,
             ]
         )

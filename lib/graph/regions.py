@@ -16,6 +16,7 @@ from lib.tir import analysis, regions
 # What makes or names tensors, whatever is in them: it can be done before the kernels that a plan of memory has before.
 _MAKES = tuple(map(Op.get, ("relax.memory.alloc_storage", "relax.memory.alloc_tensor", "relax.builtin.alloc_tensor")))
 _VIEWS = Op.get("relax.reshape")
+_PACKED = Op.get("tirx.tvm_call_packed")  # of a function of TVM's runtime, which may raise an error
 _MOST = 64  # kernels of a region: TVM's passes go into a function as deep as it has parameters
 
 
@@ -82,14 +83,13 @@ class _Block:
         return self.same.get(tensor, tensor)
 
     def _is_kernel(self, value: relax.Expr) -> bool:
-        """Whether an expression calls a function in TIR of tensors whose shapes are known."""
+        """Whether an expression calls a function in TIR of tensors whose shapes are known, which cannot fail."""
         if not (isinstance(value, relax.Call) and isinstance(value.op, GlobalVar)):
             return False
         function = self.builder.get()[value.op]
-        return isinstance(function, tirx.PrimFunc) and all(
-            isinstance(param.ty, tirx.BufferType) and all(isinstance(extent, tirx.IntImm) for extent in param.shape)
-            for param in function.params
-        )
+        if not isinstance(function, tirx.PrimFunc) or not all(map(_has_shape, function.params)):
+            return False
+        return not any(call.op.same_as(_PACKED) for call in analysis.walk(function.body, tvm.ir.Call))
 
     def _close(self) -> None:
         """Have the last kernels called together."""
@@ -125,6 +125,10 @@ def _with_marks(module: tvm.IRModule) -> tvm.IRModule:
                 if isinstance(functions[gvar], tirx.PrimFunc) and regions.REGION not in functions[gvar].attrs:
                     functions[gvar] = functions[gvar].with_attr(regions.APART, True)
     return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def _has_shape(param: tirx.Var) -> bool:
+    return isinstance(param.ty, tirx.BufferType) and all(isinstance(extent, tirx.IntImm) for extent in param.shape)
 
 
 def _is_early(value: relax.Expr) -> bool:

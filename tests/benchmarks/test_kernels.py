@@ -4,6 +4,7 @@ import in_place
 import kernels
 import numpy as np
 import pytest
+from apart import twin
 from kernels import Kernel, Library
 
 from tests.helpers import SMALL, luigi
@@ -48,13 +49,14 @@ def test_a_run_is_read(run):
 
 @pytest.mark.acceptance
 def test_kernels_that_are_called_in_place_compute_what_the_model_does(run):
-    session, *_ = in_place.sessions_of(run / "compiled")
-    expected = session.model(*session.arrays)
-    *_, (_, _, arguments) = session.kernels
-    result = np.from_dlpack(arguments[-1])
-    result[...] = 0
+    with twin(run / "compiled") as apart:
+        session, *_ = in_place.sessions_of(run / "compiled", apart)
+        expected = session.model(*session.arrays)
+        *_, (_, _, arguments) = session.kernels
+        result = np.from_dlpack(arguments[-1])
+        result[...] = 0
 
-    session.turn()
+        session.turn()
 
     np.testing.assert_array_equal(result.reshape(expected.shape), expected)
     assert all(len(times) == len(session.kernels) for times in session.times["kernels"])

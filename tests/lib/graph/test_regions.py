@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax import transform
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -92,6 +92,26 @@ def called(module):
     return found
 
 
+def sorted_between():
+    """A kernel among others that calls a function of TVM's runtime, which sorts."""
+
+    def ascending(x):
+        def sort(ins, outs):
+            return tirx.call_packed("tvm.contrib.sort.sort", ins[0], outs[0], 1, True)
+
+        return te.extern((8, 8), [x], sort, dtype="float32")
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", R.Tensor((8, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            before = builder.emit(R.exp(R.negative(R.tanh(x))))
+            between = builder.emit_te(ascending, before)
+            output = builder.emit_output(R.sqrt(R.add(between, between)))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
 def normal(seed):
     return np.random.default_rng(seed).normal(size=(8, 8), scale=0.5).astype(np.float32)
 
@@ -129,6 +149,12 @@ def test_what_is_given_is_still_checked():
 
     with pytest.raises(ValueError, match="stride"):
         built(Regions()(planned(Chain)))["main"](tvm_ffi.from_dlpack(by_columns, require_contiguous=False))
+
+
+def test_kernels_that_may_raise_errors_stay_apart():
+    changed = Regions()(planned(sorted_between()))
+
+    assert [len(each) if isinstance(each, list) else "apart" for each in called(changed)] == ["apart", 2, "apart", 2]
 
 
 @pytest.mark.parametrize("which", [True, False])
