@@ -1,5 +1,10 @@
-"""The twin of a bundle: the same programs in a library that calls each kernel by itself, to be looked at one by one."""
+"""The twin of a bundle: the same programs in a library that calls each kernel by itself, to be looked at one by one.
 
+python benchmarks/apart.py COMPILED OUT
+python benchmarks/precision.py --onnx FILE --f32 COMPILED --bf16 OUT --turns 4 --out FOLDER   # both in turn
+"""
+
+import argparse
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,27 +21,30 @@ from lib.runtime.family_tuner_runtime import Model
 from lib.tir.workload import load_module
 
 
-@contextmanager
-def twin(compiled: Path) -> Iterator[Model]:
-    """Of a bundle in the folder of its run.
+def write(compiled: Path, out: Path) -> None:
+    """Write the twin of a bundle that lies in the folder of its run.
 
     Raises:
         MissingInput: The run's files are not there.
     """
-    run = RunFiles(compiled.parent)
-    traces = _traces(run)
+    run, files = RunFiles(compiled.parent), CompiledFiles(out)
+    facts = manifest.read(run.compiled.manifest)
+    inputs, names = facts.pop("inputs"), facts.pop("files")
+    for name in names:
+        shutil.copyfile(compiled / name, out / name)
+    module = load_module(ModelFiles(compiled.parents[2]).module.read_text())
+    packing = out / "packing.json"
+    deploy.build(module, _traces(run), Target(facts["target"]), files.library, packing, together=False)
+    packing.unlink()
+    manifest.write(files.manifest, inputs, facts, [out / name for name in names])
+
+
+@contextmanager
+def twin(compiled: Path) -> Iterator[Model]:
+    """See `write`."""
     with TemporaryDirectory() as folder:
-        out = CompiledFiles(Path(folder))
-        facts = manifest.read(run.compiled.manifest)
-        inputs, files = facts.pop("inputs"), facts.pop("files")
-        for name in files:
-            shutil.copyfile(compiled / name, out.folder / name)
-        module = load_module(ModelFiles(compiled.parents[2]).module.read_text())
-        packing = out.folder / "packing.json"
-        deploy.build(module, traces, Target(facts["target"]), out.library, packing, together=False)
-        packing.unlink()
-        manifest.write(out.manifest, inputs, facts, [out.folder / name for name in files])
-        yield Model(out.folder)
+        write(compiled, Path(folder))
+        yield Model(Path(folder))
 
 
 def _traces(run: RunFiles) -> dict[str, str]:
@@ -55,3 +63,17 @@ def _traces(run: RunFiles) -> dict[str, str]:
         if subgraph["subgraph_id"] in chosen
         for name in subgraph["functions"]
     }
+
+
+def main() -> None:
+    """Write one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("compiled", type=Path, metavar="COMPILED")
+    parser.add_argument("out", type=Path, metavar="OUT")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True)
+    write(options.compiled, options.out)
+
+
+if __name__ == "__main__":
+    main()

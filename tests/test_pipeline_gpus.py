@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -71,8 +72,9 @@ def test_a_killed_run_that_loses_a_gpu_goes_on_with_the_other(gpus, tmp_path):
     try:
         until(lambda: written(tmp_path) > 2, 200)
         for each in psutil.Process(process.pid).children(recursive=True):
-            if each.name() == "driver":
-                each.kill()
+            with suppress(psutil.NoSuchProcess):  # compilers come and go
+                if each.name() == "driver":
+                    each.kill()
         until(lambda: written(tmp_path) > 4, 200)
         gpus.set(UUIDS[1:])
         until(lambda: written(tmp_path) > 7, 200)

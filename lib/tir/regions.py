@@ -10,14 +10,17 @@ called by a function of calls, a region. Here, when they are lowered already, th
         for thread in parallel(n): b(share of thread); arrive
         wait ...
 
-A kernel is compiled once, however many regions call it (`lib.tir.tasks`). All kernels of a region use one workspace in
-turn. What is in no parallel loop one thread does, while the others wait. They wait for shares, not for threads, so that
-any number of threads may do them. TVM's own barrier (0.3 us) gives the processor to others at once (`sched_yield`);
-here a thread looks some hundred times before: 0.05 us.
+A kernel is compiled once, however many regions call it (`lib.tir.tasks`). What kernels keep between their loops lies in
+the same memory in turn: each tensor in an allocation of its own, since one for all of a kernel's made Winograd's
+products of 256 channels half as fast, by where its tensors lie to each other. What is in no parallel loop one thread
+does, while the others wait. They wait for shares, not for threads, so that any number of threads may do them. TVM's own
+barrier (0.3 us) gives the processor to others at once (`sched_yield`); here a thread looks some hundred times before:
+0.05 us.
 Source: TVM's CodeGenCPU, `CreateParallelLaunch`; OpenMP's parallel regions.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import tvm
@@ -105,13 +108,13 @@ def _in_region(region: Lowered, kernels: Mapping[str, Kernel]) -> tirx.Stmt:
     for kernel in {kernel.name: kernel for kernel, _ in called}.values():
         statements += kernel.requirements()
     statements.append(tirx.Bind(_THREADS, tirx.Cast("int64", tirx.call_packed("runtime.NumThreads"))))
-    size = max(kernel.workspace for kernel, _ in called)
-    workspace = tirx.decl_buffer((max(size, 1),), "uint8", "workspace", data_alignment=LINE)
-    if size:
-        statements.append(tirx.AllocBuffer(workspace))
+    sizes = [max(each) for each in zip_longest(*(kernel.needed for kernel, _ in called), fillvalue=0)]
+    kept = [tirx.decl_buffer((size,), "uint8", f"kept{n}", data_alignment=LINE) for n, size in enumerate(sizes)]
+    statements += map(tirx.AllocBuffer, kept)
     steps = list[tirx.For]()
     for kernel, memory in called:
-        steps += [_step(kernel, n, memory, _begin(workspace)) for n in range(len(kernel.steps))]
+        memory = [*memory, *map(_begin, kept[: len(kernel.needed)])]
+        steps += [_step(kernel, n, memory) for n in range(len(kernel.steps))]
         if not kernel.steps:
             statements += [*_launched(steps), kernel.call(memory)]
             steps = []
@@ -121,16 +124,16 @@ def _in_region(region: Lowered, kernels: Mapping[str, Kernel]) -> tirx.Stmt:
     return tirx.AttrStmt(_ZERO, "pragma_import_llvm", tvm.ir.StringImm(text), body)
 
 
-def _step(kernel: Kernel, n: int, memory: Sequence[Any], workspace: Any) -> tirx.For:
+def _step(kernel: Kernel, n: int, memory: Sequence[Any]) -> tirx.For:
     """A loop in which each thread does its share of a step: equal ones, as TVM's."""
     loop, thread = kernel.steps[n].loop, tirx.Var("thread", "int64")
     if loop is None:
-        return tirx.For(thread, 0, 1, tirx.ForKind.PARALLEL, kernel.call_step(n, memory, workspace))
+        return tirx.For(thread, 0, 1, tirx.ForKind.PARALLEL, kernel.call_step(n, memory))
     share = tirx.floordiv(loop.extent + _THREADS - 1, _THREADS)
     begin, end = (
         tirx.Cast(loop.loop_var.ty.dtype, loop.min + tirx.min(loop.extent, at * share)) for at in (thread, thread + 1)
     )
-    work = kernel.call_step(n, memory, workspace, begin, end)
+    work = kernel.call_step(n, memory, begin, end)
     return tirx.For(thread, tirx.const(0, "int64"), _THREADS, tirx.ForKind.PARALLEL, work)
 
 

@@ -18,7 +18,6 @@ LINE = 64  # bytes
 _COMPUTES = "compute_scope"  # attribute that TVM's MakePackedAPI puts around what a function computes
 _KEPT = ("storage_alignment", "pragma_import_llvm")  # attributes on which that relies
 _BYTES = tvm.ir.PointerType(tvm.ir.PrimType("uint8"), "global")
-_WORKSPACE = tirx.Var("workspace", _BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Step:
 class Kernel:
     """The steps of a kernel; none if a parallel loop is within other statements: then it is one function.
 
-    Between its steps, it keeps tensors in a workspace that it is given.
+    Tensors that it keeps between its steps are given to it.
     """
 
     name: str
@@ -103,9 +102,9 @@ class Kernel:
         return cls(name, lowered, steps if is_plain else [], said, kept, asserted)
 
     @property
-    def workspace(self) -> int:
-        """Bytes."""
-        return sum(map(_bytes, self.kept)) if self.steps else 0
+    def needed(self) -> list[int]:
+        """Bytes of each of the tensors that it keeps."""
+        return list(map(_bytes, self.kept)) if self.steps else []
 
     def requirements(self) -> list[tirx.Stmt]:
         """What it asserts of the machine."""
@@ -120,7 +119,7 @@ class Kernel:
             if step.loop is not None:
                 begin, end = own = [tirx.Var(name, step.loop.loop_var.ty) for name in ("begin", "end")]
                 work = [tirx.For(step.loop.loop_var, begin, end - begin, tirx.ForKind.SERIAL, step.loop.body)]
-            yield self._task(n), self._function(self._task(n), own, [*self._places(), *self.said, *work])
+            yield self._task(n), self._function(self._task(n), own, [*self.said, *work])
 
     def call(self, memory: Sequence[Any]) -> tirx.Stmt:
         """Do all of it.
@@ -130,31 +129,23 @@ class Kernel:
         """
         return calls(self._task(), memory)
 
-    def call_step(self, n: int, memory: Sequence[Any], workspace: Any, begin: Any = None, end: Any = None) -> tirx.Stmt:
-        """Do a step, or of a loop the iterations from `begin` to before `end`."""
-        own = [] if begin is None else [begin, end]
-        return calls(self._task(n), [*own, *memory, *([workspace] if self.workspace else [])])
+    def call_step(self, n: int, memory: Sequence[Any], begin: Any = None, end: Any = None) -> tirx.Stmt:
+        """Do a step, or of a loop the iterations from `begin` to before `end`; `memory` of what it keeps, too."""
+        return calls(self._task(n), [*([] if begin is None else [begin, end]), *memory])
 
     def _task(self, n: int | None = None) -> str:
         return f"{self.name}_work{'' if n is None else n}"
 
-    def _places(self) -> Iterator[tirx.Stmt]:
-        """Where in the workspace what is kept lies."""
-        offset = 0
-        for each in self.kept:
-            yield tirx.DeclBuffer(each.buffer, data=_typed(each.buffer, _WORKSPACE, offset))
-            offset += _bytes(each)
-
     def _function(self, name: str, own: Sequence[Any], work: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
-        memory = [tirx.Var(f"{each.name}_at", _BYTES) for each in self.lowered.tensors]
-        offsets = [each.elem_offset for each in self.lowered.tensors if isinstance(each.elem_offset, tirx.Var)]
+        tensors = [*self.lowered.tensors, *(each.buffer for each in self.kept if self.steps)]
+        memory = [tirx.Var(f"{each.name}_at", _BYTES) for each in tensors]
+        offsets = [each.elem_offset for each in tensors if isinstance(each.elem_offset, tirx.Var)]
         begins = [tirx.Bind(offset, tirx.const(0, offset.ty.dtype)) for offset in offsets]
-        given = [tirx.DeclBuffer(each, data=_typed(each, at, 0))
-                 for each, at in zip(self.lowered.tensors, memory, strict=True)]  # fmt: skip
+        given = [tirx.DeclBuffer(each, data=tirx.reinterpret(each.data.ty, at))
+                 for each, at in zip(tensors, memory, strict=True)]  # fmt: skip
         body = around(self.lowered.relied_on, _computed(name, sequence([*begins, *given, *work])))
         attrs = {"global_symbol": name, "target": self.lowered.function.attrs["target"], "tirx.noalias": True}
-        params = [*own, *memory, *([_WORKSPACE] if self.workspace else [])]
-        return tirx.PrimFunc(params, body, tvm.ir.PrimType("int32")).with_attrs(attrs)
+        return tirx.PrimFunc([*own, *memory], body, tvm.ir.PrimType("int32")).with_attrs(attrs)
 
 
 def calls(name: str, given: Sequence[Any]) -> tirx.Stmt:
@@ -210,14 +201,7 @@ def _is_parallel(statement: tirx.Stmt) -> bool:
     return isinstance(statement, tirx.For) and statement.kind == tirx.ForKind.PARALLEL
 
 
-def _typed(tensor: Any, memory: Any, offset: int) -> Any:
-    """A pointer to a tensor that begins so many bytes after the beginning of memory."""
-    at = tirx.handle_add_byte_offset(memory, offset) if offset else memory
-    return tirx.reinterpret(tensor.data.ty, at)
-
-
 def _bytes(allocated: tirx.AllocBuffer) -> int:
-    """Whole cache lines."""
     tensor = allocated.buffer
     size = analysis.itemsize(tensor.dtype) * tvm.DataType(str(tensor.dtype)).lanes
-    return -(-size * math.prod(int(extent) for extent in tensor.shape) // LINE) * LINE
+    return size * math.prod(int(extent) for extent in tensor.shape)
