@@ -2,6 +2,7 @@
 
 `analysis` reads blocks, loops and strides, `addresses` where elements lie, `operators` names what blocks compute,
 `workload` and `traces` are what is stored of programs, `lowering` compiles them with passes (`prefetch`, `straight`,
-`remainder`, `matrix` and its `overlap`, `dot`, `rounding`, `lookup`), and `numerics` makes inputs and compares results.
+`remainder`, `matrix` and its `overlap`, `dot`, `rounding`, `lookup`), `regions` have threads do several kernels, in
+`tasks`, and `numerics` makes inputs and compares results.
 May import `contracts` and `machine`; knows no Relax graphs, no search, and nothing of measuring.
 """

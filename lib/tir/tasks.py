@@ -107,8 +107,8 @@ class Kernel:
         return list(map(_bytes, self.kept)) if self.steps else []
 
     def requirements(self) -> list[tirx.Stmt]:
-        """What it asserts of the machine."""
-        return [around(self.lowered.relied_on, each) for each in self.asserted] if self.steps else []
+        """What it asserts of the machine; nobody looks at what a task returns."""
+        return [_surrounded(self.lowered.relied_on, each) for each in self.asserted]
 
     def functions(self) -> Iterator[tuple[str, tirx.PrimFunc]]:
         """By name: one for each step, or one of all."""
@@ -143,7 +143,7 @@ class Kernel:
         begins = [tirx.Bind(offset, tirx.const(0, offset.ty.dtype)) for offset in offsets]
         given = [tirx.DeclBuffer(each, data=tirx.reinterpret(each.data.ty, at))
                  for each, at in zip(tensors, memory, strict=True)]  # fmt: skip
-        body = around(self.lowered.relied_on, _computed(name, sequence([*begins, *given, *work])))
+        body = _surrounded(self.lowered.relied_on, _computed(name, sequence([*begins, *given, *work])))
         attrs = {"global_symbol": name, "target": self.lowered.function.attrs["target"], "tirx.noalias": True}
         return tirx.PrimFunc([*own, *memory], body, tvm.ir.PrimType("int32")).with_attrs(attrs)
 
@@ -166,8 +166,7 @@ def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
 
 
-def around(attributes: Sequence[tirx.AttrStmt], body: tirx.Stmt) -> tirx.Stmt:
-    """The same attributes of something else."""
+def _surrounded(attributes: Sequence[tirx.AttrStmt], body: tirx.Stmt) -> tirx.Stmt:
     for each in reversed(attributes):
         body = tirx.AttrStmt(each.node, each.attr_key, each.value, body)
     return body
