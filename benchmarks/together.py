@@ -28,7 +28,7 @@ def measure(compiled: Path, turns: int, seconds: float) -> pd.DataFrame:
         apart.write(compiled, twin)
         kinds = {_TOGETHER: ("library", compiled), _APART: ("library", twin)}
         rows = versus.measure(kinds, host.physical_cores(), turns, seconds, seed=0, patience=2)
-    return rows.assign(model=compiled.resolve().parents[2].name, library_bytes=(compiled / "model.so").stat().st_size)
+    return rows.assign(model=compiled.resolve().parents[2].name)
 
 
 def table(rows: pd.DataFrame) -> list[str]:

@@ -31,7 +31,7 @@ class Regions:
             if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
                 n_given = int((function.attrs or {}).get("num_input", len(function.params)))
                 blocks = [
-                    _Block(builder, set(function.params[:n_given])).with_regions(block)
+                    _Block(builder, module, set(function.params[:n_given])).with_regions(block)
                     for block in function.body.blocks
                 ]
                 body = relax.SeqExpr(blocks, function.body.body)
@@ -45,6 +45,7 @@ class _Block:
     """A block of bindings while regions are made of it."""
 
     builder: relax.BlockBuilder
+    module: tvm.IRModule
     unseen: set[relax.Var]  # given by the caller, and read by no kernel so far
     same: dict[relax.Var, relax.Var] = field(default_factory=dict)  # by other names of tensors: the first
     seen_as: dict[relax.Var, relax.Var] = field(default_factory=dict)  # by views of what is given: that
@@ -58,8 +59,8 @@ class _Block:
         return relax.BindingBlock(self.bindings)
 
     def _add(self, binding: relax.Binding) -> None:
-        value = binding.value
-        if self._is_kernel(value):
+        value, is_kernel = binding.value, self._is_kernel(binding.value)
+        if is_kernel:
             given = set(map(self._given, value.args)) & self.unseen
             self.unseen -= given
             if not given:
@@ -69,7 +70,7 @@ class _Block:
                 return
         elif isinstance(value, relax.Var):
             self.same[binding.var] = self._first(value)
-        if self._is_kernel(value) or not _is_early(value):
+        if is_kernel or not _is_early(value):
             self._close()
         elif isinstance(value, relax.Call) and value.op == _VIEWS:
             self.seen_as[binding.var] = self._given(value.args[0])
@@ -86,7 +87,7 @@ class _Block:
         """Whether an expression calls a function in TIR of tensors whose shapes are known, which cannot fail."""
         if not (isinstance(value, relax.Call) and isinstance(value.op, GlobalVar)):
             return False
-        function = self.builder.get()[value.op]
+        function = self.module[value.op]
         if not isinstance(function, tirx.PrimFunc) or not all(map(_has_shape, function.params)):
             return False
         return not any(call.op.same_as(_PACKED) for call in analysis.walk(function.body, tvm.ir.Call))
@@ -104,10 +105,9 @@ class _Block:
         """A region and its arguments."""
         tensors: dict[relax.Expr, tirx.Var] = {}
         statements = []
-        module = self.builder.get()
         for call in calls:
             given = list(map(self._first, call.args))
-            for tensor, param in zip(given, module[call.op].params, strict=True):
+            for tensor, param in zip(given, self.module[call.op].params, strict=True):
                 if tensor not in tensors:
                     tensors[tensor] = tirx.decl_buffer(param.shape, param.dtype, f"t{len(tensors)}")
             statements.append(regions.call(call.op.name_hint, [tensors[tensor] for tensor in given]))

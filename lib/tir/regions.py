@@ -28,7 +28,8 @@ from tvm import tirx
 
 from lib.machine.targets import architecture
 from lib.tir import analysis
-from lib.tir.tasks import LINE, Kernel, Lowered, calls, sequence
+from lib.tir.anywhere import LINE
+from lib.tir.tasks import Kernel, Lowered, calls, sequence
 
 REGION = "family_tuner.region"  # attribute of functions of calls
 APART = "family_tuner.apart"  # of kernels that are called by others, too

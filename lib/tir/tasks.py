@@ -14,7 +14,6 @@ from tvm import tirx
 
 from lib.tir import analysis
 
-LINE = 64  # bytes
 _COMPUTES = "compute_scope"  # attribute that TVM's MakePackedAPI puts around what a function computes
 _KEPT = ("storage_alignment", "pragma_import_llvm")  # attributes on which that relies
 _BYTES = tvm.ir.PointerType(tvm.ir.PrimType("uint8"), "global")

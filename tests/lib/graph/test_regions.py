@@ -10,13 +10,15 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from lib.graph.regions import Regions
-from lib.tir import lowering, regions
+from lib.tir import regions
 from lib.tir.analysis import walk
+from tests.lib.graph import test_storage
+from tests.lib.graph.test_storage import built
 
 
 @I.ir_module
 class Chain:
-    """Four kernels one after the other, the first and the third of which are the same."""
+    """Kernels one after the other, the first and the third of which are the same."""
 
     @R.function
     def main(x: R.Tensor((8, 8), "float32")) -> R.Tensor((8, 8), "float32"):
@@ -62,22 +64,8 @@ class Branches:
 
 
 def planned(module):
-    """A module whose memory is planned, with views as `lib.deploy` has them."""
-    target = tvm.target.Target("llvm")
-    with target:
-        passes = (transform.LegalizeOps(), transform.RewriteDataflowReshape(), transform.ToNonDataflow(),
-                  transform.RemovePurityChecking(), transform.CallTIRRewrite(),
-                  transform.StaticPlanBlockMemory())  # fmt: skip
-        return tvm.transform.Sequential(passes)(module)
-
-
-def built(module):
-    finish = tvm.transform.Sequential([
-        transform.LowerAllocTensor(), transform.KillAfterLastUse(), transform.LowerRuntimeBuiltin(),
-        transform.VMShapeLower(), transform.AttachGlobalSymbol(),
-    ])  # fmt: skip
-    pipeline = lowering.pipeline(lowering.standard("llvm"), is_delivered=True)
-    return relax.VirtualMachine(relax.build(module, "llvm", relax_pipeline=finish, tir_pipeline=pipeline), tvm.cpu())
+    """With views, as `lib.deploy` has them."""
+    return test_storage.planned(module, transform.RewriteDataflowReshape())
 
 
 def called(module):

@@ -29,12 +29,23 @@ class Chain:
         return g
 
 
-def planned(module):
+def planned(module, *first):
+    """A module whose memory is planned, after some passes of Relax on its dataflow."""
     target = tvm.target.Target("llvm")
     with target:
-        passes = (transform.LegalizeOps(), transform.ToNonDataflow(), transform.RemovePurityChecking(),
+        passes = (transform.LegalizeOps(), *first, transform.ToNonDataflow(), transform.RemovePurityChecking(),
                   transform.CallTIRRewrite(), transform.StaticPlanBlockMemory())  # fmt: skip
         return tvm.transform.Sequential(passes)(module)
+
+
+def built(module):
+    """What runs such a module."""
+    finish = tvm.transform.Sequential([
+        transform.LowerAllocTensor(), transform.KillAfterLastUse(), transform.LowerRuntimeBuiltin(),
+        transform.VMShapeLower(), transform.AttachGlobalSymbol(),
+    ])  # fmt: skip
+    pipeline = lowering.pipeline(lowering.standard("llvm"), is_delivered=True)
+    return relax.VirtualMachine(relax.build(module, "llvm", relax_pipeline=finish, tir_pipeline=pipeline), tvm.cpu())
 
 
 def places(module):
@@ -68,13 +79,7 @@ def test_all_tensors_of_a_storage_have_its_middle_in_theirs():
 
 def test_what_is_computed_stays():
     x = np.random.default_rng(0).normal(size=(8, 8), scale=0.5).astype(np.float32)
-    finish = tvm.transform.Sequential([
-        transform.LowerAllocTensor(), transform.KillAfterLastUse(), transform.LowerRuntimeBuiltin(),
-        transform.VMShapeLower(), transform.AttachGlobalSymbol(),
-    ])  # fmt: skip
-    pipeline = lowering.pipeline(lowering.standard("llvm"), is_delivered=True)
-    built = relax.build(Centre()(planned(Chain)), "llvm", relax_pipeline=finish, tir_pipeline=pipeline)
-    found = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    found = built(Centre()(planned(Chain)))["main"](tvm.runtime.tensor(x)).numpy()
 
     a = np.maximum(x, 0)
     c = a + a.sum(1, keepdims=True)
