@@ -16,8 +16,8 @@ from tests.lib.search.spaces.test_contraction import convolved, sampled
 from tests.lib.tir.test_dot import WITH, instructions, needs_it
 
 
-def rewrite(module, weights, choose=winograd.replacement):
-    return reweight.rewrite(module, weights, [choose])
+def rewrite(module, weights, is_narrow=False):
+    return reweight.rewrite(module, weights, [winograd.replacement(is_narrow=is_narrow)])
 
 
 def workload(tile, size=10, channels=(16, 32), padding=(1, 1, 1, 1), kind="float32"):
@@ -173,7 +173,7 @@ def test_the_tile_for_volumes_counts_what_a_result_sees():
 
 
 def test_in_bf16_the_convolution_is_an_operator_of_its_own_with_a_kernel_of_half_the_bytes():
-    module, kernels = rewrite(*model(), winograd.narrow_replacement)
+    module, kernels = rewrite(*model(), is_narrow=True)
 
     [subgraph] = [
         s for s in extract_subgraphs(fusion.fuse(module, Target(WITH))) if s.tunable and "conv" in s.core_operator
@@ -204,6 +204,12 @@ def test_a_kernel_transformed_by_hand():
 )
 def test_the_tile_is_a_matter_of_pixels_and_channels(image, channels, tile):
     assert winograd.best_tile(image, channels) == tile
+
+
+@pytest.mark.parametrize(("image", "channels", "tile"), [((28, 28), (128, 128), 4), ((14, 14), (256, 256), 2)])
+def test_kernels_from_memory_cost_more_where_twice_as_much_is_multiplied_a_cycle(image, channels, tile):
+    assert winograd.best_tile(image, channels) == 4
+    assert winograd.best_tile(image, channels, instructions="avx512x2") == tile
 
 
 def model(**attrs):
