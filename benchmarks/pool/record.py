@@ -2,7 +2,7 @@
 
     python benchmarks/pool/record.py --models NAME_OR_FILE ... --out FOLDER [--rounds 10,5,5] [--passes 1]
         [--target JSON] [--precision model] [--winograd auto] [--spaces own] [--subgraphs N]
-        [--operators OPERATOR ...] [--but-of FOLDER ...] [--clusterings core-operator]
+        [--operators OPERATOR ...] [--having PRIMITIVE] [--but-of FOLDER ...] [--clusterings core-operator]
 
 The first round of each subgraph is drawn at random; the later ones are evolved, in equal parts for each clustering,
 under models that were trained on all before them. A pass measures all candidates once
@@ -57,6 +57,7 @@ from stages.measure import jobs_of
 ROOT = Path(__file__).resolve().parents[2]
 _ANCHOR_EVERY = 10  # subgraphs
 _LEAST_SAMPLES = 16  # of a family that gets a model
+_LOOKED_AT = 12  # programs
 _NO_PROVENANCE = Provenance(session="pool")
 
 
@@ -108,10 +109,12 @@ class Recording:
         operators: Sequence[str],
         algorithms: AlgorithmConfig,
         known: Collection[str],
+        primitive: str = "",
     ) -> None:
         self.folder, self.target, self.algorithms = folder, target, algorithms
         found = [row for row in self._import(models) if not operators or row["core_operator"] in operators]
         found = [row for row in found if row["subgraph_id"] not in known]
+        found = [row for row in found if not primitive or self._has(row, primitive)]
         self.subgraphs = self._chosen(found, n_subgraphs)
         self.texts = {row["subgraph_id"]: row["workload"] for row in self.subgraphs}
         families = cluster([SimpleNamespace(**row) for row in self.subgraphs], "core-operator")
@@ -141,6 +144,12 @@ class Recording:
             subgraphs = without_paths(tables.read(files.subgraphs, SUBGRAPHS))
             tables.write(subgraphs, self.folder / "subgraphs.parquet", SUBGRAPHS, _NO_PROVENANCE)
         return [row for row in tables.read(self.folder / "subgraphs.parquet", SUBGRAPHS).to_pylist() if row["tunable"]]
+
+    def _has(self, row: dict[str, Any], primitive: str) -> bool:
+        """Whether one of some programs of a subgraph, in the space that fits it, has a primitive of TVM."""
+        space = DesignSpace(load_module(row["workload"]), self.target.tvm(), SearchConfig().offered, 0)
+        found = evolution.sampled(space, _LOOKED_AT, known=(), seed=0)
+        return any(f'"{primitive}"' in proposal.trace for proposal in found)
 
     @staticmethod
     def _chosen(rows: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
@@ -306,6 +315,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=1, choices=(1, 2))
     parser.add_argument("--subgraphs", type=int, default=0, help="only so many, those with most FLOP of each family")
     parser.add_argument("--operators", nargs="*", default=[], help="only subgraphs with these core operators")
+    parser.add_argument("--having", default="", help="only subgraphs with programs of this primitive, e.g. RFactor")
     parser.add_argument("--precision", default=AS_IT_IS, help="as of the command; files of bytes are run in bytes")
     parser.add_argument("--winograd", default="auto", help="`[extract] winograd`")
     parser.add_argument("--but-of", type=Path, nargs="*", default=[], help="pools whose subgraphs are left out")
@@ -315,7 +325,9 @@ def main() -> None:
     algorithms = AlgorithmConfig(winograd=given.winograd, precision=given.precision)
     parts = [tables.read(folder / "subgraphs.parquet", SUBGRAPHS)["subgraph_id"] for folder in given.but_of]
     known = {key for part in parts for key in part.to_pylist()}
-    recording = Recording(given.out, target, given.models, given.subgraphs, given.operators, algorithms, known)
+    recording = Recording(
+        given.out, target, given.models, given.subgraphs, given.operators, algorithms, known, given.having
+    )
     print(f"{len(recording.texts)} subgraphs", flush=True)
     pool = LocalPool(recording.target, MeasureConfig())
     counts = [int(n) for n in given.rounds.split(",")]

@@ -20,6 +20,7 @@ OF_PLAIN = (
     "tasks cut by rows", "flat", "vector bytes", "vector step in source", "vector step in result",
     "next step in source", "next step in result",
 )  # fmt: skip
+SLAB = "slab"  # kind of the loop over the parts that a reduction was cut into
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +72,8 @@ def of_tile(workload: Workload, roles: Roles, nest: Sequence[Loop]) -> dict[str,
     turns, turns_of_columns = product("serial", roles.rows), product("serial", columns)  # of a tile within a task
     longer = [loop for loop in nest if loop.kind == "serial" and loop.extent > 1 and loop.axis not in roles.reduction]
     rows_of_task, columns_of_task = turns * r, turns_of_columns * v * lanes
-    reduced, channels = math.prod(extents[n] for n in roles.reduction), extents[roles.reduction[-1]]
+    slabs = product(SLAB, roles.reduction)
+    reduced, channels = math.prod(extents[n] for n in roles.reduction) // slabs, extents[roles.reduction[-1]] // slabs
     sizes = workload.sizes
     data, weights = sizes.data * rows_of_task * channels, sizes.weights * reduced * columns_of_task
     results = sizes.results * rows_of_task * columns_of_task

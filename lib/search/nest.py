@@ -17,7 +17,7 @@ import numpy as np
 
 from lib.contracts import digests
 from lib.search import decided
-from lib.search.decided import Loop, single
+from lib.search.decided import SLAB, Loop, single
 from lib.search.described import CONTEXT, Workload, describe, log
 from lib.tir import dot, matrix, parallel
 
@@ -64,7 +64,8 @@ class Walk:
     loops: dict[str, Loop] = field(default_factory=dict)  # by variable
     blocks: dict[str, str] = field(default_factory=dict)  # names by variable
     nests: dict[str, list[Loop]] = field(default_factory=dict)  # around blocks, by name; empty if one was moved
-    moved: str = ""  # the main block, until the loops that it has where it was moved are asked for
+    tiled: str = ""  # the part of the main block that has its tile, if it was cut into slabs
+    moved: str = ""  # the tiled block, until the loops that it has where it was moved, or cut, are asked for
     parts: dict[str, str] = field(default_factory=dict)  # blocks made from reductions, and those
     tasks: list[int] = field(default_factory=list)  # of each parallel loop
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
@@ -125,7 +126,7 @@ class Walk:
             self.loops |= dict(zip(outputs, self.nests[block], strict=True))
 
     def _is_tiled(self, block: str) -> bool:
-        return self.workload.roles is not None and block == self.workload.main
+        return self.workload.roles is not None and block == (self.tiled or self.workload.main)
 
     def _split(self, variable: str, factors: Sequence[Any], outputs: Sequence[str]) -> None:
         loop = self.loops.get(variable)
@@ -168,12 +169,16 @@ class Walk:
     def _factor(self, loop: Loop, part: str) -> None:
         """The loops of a reduction are those of the part that reduces for each iteration of one of them."""
         block, nest = loop.block, self.nests.get(loop.block, [])
-        if loop not in nest or self._is_tiled(block):
+        if loop not in nest:
             return
         reduced = set(self.workload.reduction.get(block, ()))
         self.nests[part], self.blocks[part], self.parts[part] = nest, part, self.parts.get(block, block)
-        kept = [each for each in nest if each is loop or not reduced & set(each.axes)]
-        self.nests[block] = [replace(each) for each in kept]
+        if self._is_tiled(block):
+            self.nests[block], self.tiled, self.moved = [], part, part
+            loop.mark(SLAB)
+        else:
+            kept = [each for each in nest if each is loop or not reduced & set(each.axes)]
+            self.nests[block] = [replace(each) for each in kept]
         for each in nest:
             each.block = part
 
@@ -225,7 +230,7 @@ class Walk:
     def _around_tasks(self) -> tuple[str, list[Loop]]:
         """The block that tasks are made of, with the loops around it: the one that is tiled, or, of those in parallel
         loops, the one with most iterations."""
-        main = self.workload.main
+        main = self.tiled or self.workload.main
         if self.workload.roles is None:
             found = [(math.prod(loop.extent for loop in loops), block) for block, loops in self.nests.items()
                      if any(loop.kind == "parallel" for loop in loops)]  # fmt: skip

@@ -16,7 +16,9 @@ part of the output a parallel task computes and in which order.
         of groups that were widened (`lib.graph.widen`): what takes the first columns of each
 
 Where the data of a task leave L2, it goes through the reduction in slabs, outermost: one after the other, each for all
-of its tiles, whose sums are added to those of the slabs before. What follows comes after the last.
+of its tiles, whose sums are added to those of the slabs before. What follows comes after the last. Where a reduction is
+so deep that the weights of a tile are several times as large as L1, this is left to the search: all rows of a task read
+those of a slab while they are near.
 
 Weights are packed to be read in order by MetaSchedule's RewriteLayout, where they are marked as free to be. Elements
 narrower than float32 are multiplied by an instruction that adds several products to each lane, where the machine has it
@@ -25,8 +27,10 @@ for them (`lib.tir.dot`): one more loop, innermost, over the products that it ad
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -48,6 +52,10 @@ _FEW_ROWS = 4  # instructions for matrices would wait for each other
 _STAYS = 5 << 18  # bytes of data that stay in L2 (2 MB) beside weights
 _ENOUGH = 128  # rows of a task, for which its weights are read once
 _MOST_SLABS = 8
+_FAR = 1 << 17  # bytes of the weights of a vector of columns, if it is faster to read them slab by slab
+_NEAR = range(1 << 14, (1 << 16) + 1)  # bytes of these in a slab
+_STEPS = 8  # of the reduction in a slab, or a multiple
+_ROWS = 32  # two register tiles or more
 
 
 def space(remainders: bool = True) -> Space:
@@ -101,19 +109,42 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers, remainders
         tile_contraction(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task, slabs=slabs)
 
     tiles = _tiles(schedule.mod["main"], schedule.get(block), roles, machine, remainders)
-    slabs = _slabs(schedule.get(block), roles)
-    choices = itertools.product(tiles, places)
-    return feasible(schedule, [partial(tiled, *choice, slabs) for choice in choices])
+    by_slab = _slabs(schedule.get(block), roles, tiles)
+    return feasible(schedule, [partial(tiled, *choice) for choice in itertools.product(tiles, places, by_slab)])
 
 
-def _slabs(reduction: SBlock, roles: Roles) -> Slabs | None:
-    """The parts of a product's reduction, if it is in blocks (`lib.graph.splitting`), and so deep that the data of a
-    task with rows enough do not stay in L2 beside its weights."""
+def _slabs(reduction: SBlock, roles: Roles, tiles: Sequence[Tile]) -> list[Slabs | None]:
+    """Into which parts a reduction may be cut; None: into none."""
     operands = analysis.weight_and_data(reduction)
     assert operands is not None
     weight, data = operands
-    if roles.groups > 1 or roles.batch or not analysis.is_in_vectors(weight):
-        return None
+    if roles.groups > 1 or roles.batch:
+        return [None]
+    if analysis.is_in_vectors(weight):
+        return [_for_data(reduction, roles, data)]
+    if any(tile.matrix for tile in tiles):
+        return [None]
+    near = _for_weights(reduction, roles, max(tile.lanes for tile in tiles) * analysis.itemsize(weight.source.dtype))
+    return [None, near] if near else [None]
+
+
+def _for_weights(reduction: SBlock, roles: Roles, vector: int) -> Slabs | None:
+    """Parts of a deep reduction whose weights stay near while all rows of a task read them.
+
+    Args:
+        vector: Bytes of the weights that are multiplied by one number.
+    """
+    extents = [int(axis.dom.extent) for axis in reduction.iter_vars]
+    *window, channels = (extents[n] for n in roles.reduction)
+    of_all = math.prod(window) * channels * vector
+    counts = tuple(n for n in tiling.divisors(channels) if of_all // n in _NEAR and channels // n % _STEPS == 0)
+    are_read_again = math.prod(extents[n] for n in roles.rows) >= _ROWS
+    return Slabs(len(window), counts) if of_all > _FAR and are_read_again and counts else None
+
+
+def _for_data(reduction: SBlock, roles: Roles, data: Any) -> Slabs | None:
+    """Parts of a product's reduction, which is in blocks (`lib.graph.splitting`), if that is so deep that the data of a
+    task with rows enough do not stay in L2 beside its weights."""
     *window, _blocks, _product, _turn = (int(reduction.iter_vars[n].dom.extent) for n in roles.reduction)
     blocks, *rows, parts, length = map(int, data.source.ty.shape)
     of_row = blocks * parts * length * analysis.itemsize(data.source.dtype)

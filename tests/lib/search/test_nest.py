@@ -99,6 +99,24 @@ def test_products_that_are_computed_where_their_sums_are_have_a_tile_and_a_task_
         assert size(found, "tiles of a task") * found["accumulators"] * lanes == in_task
 
 
+def test_a_reduction_in_slabs_has_the_tile_of_its_parts_and_reads_the_weights_of_one(cpu):
+    lanes, depth = registers(cpu.tvm()).lanes, 9216
+    workload = matmul(64, 64, depth)
+    n_slabs = 0
+
+    for proposal in evolution.sample(workload, cpu.tvm(), 12, known=set(), seed=1):
+        found, program = told(workload, proposal.trace, cpu), traces.apply(workload, proposal.trace).mod
+        slabs = int((re.findall(r"rf_local = T\.\w+\(\((?:T\.int64\()?(\d+)", program.script()) or [1])[0])
+
+        assert size(found, "panel bytes") == 4 * depth // slabs * found["tile vectors"] * lanes
+        if slabs > 1:
+            assert str(int(found["tile rows"])) in outline(program).tile
+            done = size(found, "tasks") * size(found, "rows of a task") * size(found, "columns of a task")
+            assert done == pytest.approx(64 * 64 * found["row waste"] * found["column waste"], rel=1e-3)
+            n_slabs += 1
+    assert n_slabs
+
+
 def test_idle_cores_are_told(cpu, sampled):
     for proposal in sampled:
         found = told(PRODUCT, proposal.trace, cpu)

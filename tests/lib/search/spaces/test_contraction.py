@@ -171,6 +171,36 @@ def test_every_program_of_a_product_of_prime_extents_computes_it(cpu):
         np.testing.assert_allclose(found, np.maximum(arrays[0] @ arrays[1] + arrays[2], 0), rtol=1e-4, atol=1e-4)
 
 
+def in_slabs(schedule):
+    """Whether a task goes through the reduction in parts: TVM's `rfactor` names the sums of one so."""
+    return "_rf_local" in schedule.mod.script()
+
+
+@pytest.mark.parametrize(("size", "stride"), [(7, 1), (14, 2)])
+def test_every_program_of_a_deep_convolution_computes_it_in_slabs_and_without(cpu, size, stride):
+    workload = convolution(size=size, channels=(1024, 32), stride=stride)
+    rng = np.random.default_rng(0)
+    shapes = ((1, size, size, 1024), (3, 3, 1024, 32), (32,))
+    image, weight, shift = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    expected = np.maximum(convolved(image, weight, stride) + shift, 0)
+
+    schedules = sampled(workload, cpu)
+
+    assert {in_slabs(schedule) for schedule in schedules} == {True, False}
+    for schedule in schedules:
+        assert is_tiled(schedule)
+        found = run_on(schedule.mod, cpu.tvm(), [image, weight, shift], np.full(expected.shape, np.nan, np.float32))
+        assert np.abs(found - expected).max() < 1e-5 * expected.max()
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "why"),
+    [(7, 64, "its weights stay near anyway"), (5, 1024, "few rows read them again")],
+)
+def test_a_convolution_has_no_slabs_where(cpu, size, channels, why):
+    assert not any(map(in_slabs, sampled(convolution(size=size, channels=(channels, 32)), cpu))), why
+
+
 def test_attention_over_a_prime_number_of_tokens_is_tiled(cpu):
     workload = attention(tokens=37)
     rng = np.random.default_rng(0)
