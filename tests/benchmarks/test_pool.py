@@ -4,6 +4,7 @@ as fast for a part of the first pass."""
 import json
 import shutil
 from dataclasses import asdict, replace
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -282,3 +283,12 @@ def test_features_of_a_pool_are_made_anew_from_its_traces(cpu, tmp_path, folder)
     assert np.array_equal(np.float32(found[0]), expected, equal_nan=True)
     assert np.array_equal(np.float32(found[1]), np.concatenate([expected, lowered]), equal_nan=True)
     assert found[2] == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_the_fastest_of_some_programs_is_the_mean_over_all_ways_to_draw_them(n):
+    from having import fastest
+
+    latencies = [3.0, 1.0, 2.0, 5.0]
+
+    assert fastest(latencies, n) == pytest.approx(np.mean([min(drawn) for drawn in combinations(latencies, n)]))

@@ -94,8 +94,7 @@ def _groups(function: relax.Function) -> list[tuple[relax.Var, list[_Layer]]]:
         readers = udchain(block)
         for x, users in readers.items():
             layers = [layer for var in users if (layer := _layer(x, var, values, readers)) is not None]
-            widths = {(layer.weight.shape, layer.bias is None) for layer in layers}
-            if len(layers) >= _SMALLEST and len(widths) == 1:
+            if len(layers) >= _SMALLEST and len({layer.weight.shape for layer in layers}) == 1:
                 found.append((x, layers))
     return found
 
@@ -144,7 +143,8 @@ class _Merger(PyExprMutator):
     def _emit_merged(self, x: relax.Expr, layers: list[_Layer]) -> relax.Var:
         weight = np.concatenate([layer.weight for layer in layers], axis=1)
         product = self.builder_.emit(op.matmul(x, constant(weight)))
-        if layers[0].bias is None:
+        if all(layer.bias is None for layer in layers):
             return product
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+        none = np.zeros_like(weight[0, : layers[0].weight.shape[1]])  # as Whisper's keys have
+        biases = [none if layer.bias is None else layer.bias for layer in layers]
         return self.builder_.emit(op.add(product, constant(np.concatenate(biases))))
