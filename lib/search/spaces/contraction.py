@@ -109,6 +109,8 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers, remainders
         tile_contraction(sketch, block, roles, tile, sketch.get_producers(block), padded_in_task, slabs=slabs)
 
     tiles = _tiles(schedule.mod["main"], schedule.get(block), roles, machine, remainders)
+    if not tiles:
+        return []
     by_slab = _slabs(schedule.get(block), roles, tiles)
     return feasible(schedule, [partial(tiled, *choice) for choice in itertools.product(tiles, places, by_slab)])
 

@@ -218,6 +218,21 @@ def test_products_are_those_of_numpy(cpu, rows, columns, depth):
 
 
 @needs_it
+def test_a_deep_product_has_it_in_slabs_of_its_reduction_and_without(cpu):
+    workload, inputs = product(32, 32, 8192), [random((32, 8192), 0), random((8192, 32), 1)]
+    expected = inputs[0].astype(np.float64) @ inputs[1].astype(np.float64)
+    found = programs(workload, cpu.tvm(), 8)
+
+    assert {'"RFactor"' in trace for trace in found} == {True, False}
+    for trace in found:
+        program = traces.program(workload, trace, cpu.tvm())
+        arguments = [tvm.runtime.tensor(array) for array in (*inputs, np.full(expected.shape, np.nan, np.float32))]
+        lowering.build(program, cpu.tvm())["main"](*arguments)
+        assert np.abs(arguments[-1].numpy() - expected).max() < 1e-5 * np.abs(expected).max()
+        assert instructions(program, cpu.tvm())
+
+
+@needs_it
 def test_convolutions_round_their_result_to_the_nearest_even_bf16(cpu):
     workload, inputs = convolution(7, (16, 32)), [random((1, 7, 7, 16), 0), random((3, 3, 16, 32), 1)]
     padded = np.pad(inputs[0].astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
