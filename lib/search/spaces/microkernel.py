@@ -21,7 +21,7 @@ _UNROLLED = (2, 4, 8)  # steps of the K loop
 
 @dataclass(frozen=True, slots=True)
 class Slabs:
-    """Parts of a reduction, so that what a task reads of the data in one of them stays in L2."""
+    """Parts of a reduction, so that what a task reads again in one of them, data or weights, stays in a cache."""
 
     axis: int  # among those of the reduction
     counts: tuple[int, ...]  # to choose from
