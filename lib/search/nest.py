@@ -167,7 +167,7 @@ class Walk:
             nest[place] = loop
 
     def _factor(self, loop: Loop, part: str) -> None:
-        """The loops of a reduction, and its tile, are those of the part that reduces for each iteration of one of them."""
+        """A reduction's loops, and its tile, are those of the part that reduces for each iteration of one of them."""
         block, nest = loop.block, self.nests.get(loop.block, [])
         if loop not in nest:
             return
