@@ -147,9 +147,9 @@ class Recording:
 
     def _has(self, row: dict[str, Any], primitive: str) -> bool:
         """Whether one of some programs of a subgraph, in the space that fits it, has a primitive of TVM."""
-        space = DesignSpace(load_module(row["workload"]), self.target.tvm(), SearchConfig().offered, 0)
-        found = evolution.sampled(space, _LOOKED_AT, known=(), seed=0)
-        return any(f'"{primitive}"' in proposal.trace for proposal in found)
+        search = Search(row["subgraph_id"], row["workload"], self.target.text, _LOOKED_AT, (), (), frozenset(), 0,
+                        SearchConfig().spaces)  # fmt: skip
+        return any(f'"{primitive}"' in proposal.trace for proposal in propose(search))
 
     @staticmethod
     def _chosen(rows: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:

@@ -64,11 +64,14 @@ class Walk:
     loops: dict[str, Loop] = field(default_factory=dict)  # by variable
     blocks: dict[str, str] = field(default_factory=dict)  # names by variable
     nests: dict[str, list[Loop]] = field(default_factory=dict)  # around blocks, by name; empty if one was moved
-    tiled: str = ""  # the part of the main block that has its tile, if it was cut into slabs
+    tiled: str = field(init=False)  # the main block, or, if that was cut into slabs, the part that has its tile
     moved: str = ""  # the tiled block, until the loops that it has where it was moved, or cut, are asked for
     parts: dict[str, str] = field(default_factory=dict)  # blocks made from reductions, and those
     tasks: list[int] = field(default_factory=list)  # of each parallel loop
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+
+    def __post_init__(self) -> None:
+        self.tiled = self.workload.main
 
     def step(self, n: int, instruction: Instruction) -> None:
         """Take one more instruction in."""
@@ -126,7 +129,7 @@ class Walk:
             self.loops |= dict(zip(outputs, self.nests[block], strict=True))
 
     def _is_tiled(self, block: str) -> bool:
-        return self.workload.roles is not None and block == (self.tiled or self.workload.main)
+        return self.workload.roles is not None and block == self.tiled
 
     def _split(self, variable: str, factors: Sequence[Any], outputs: Sequence[str]) -> None:
         loop = self.loops.get(variable)
@@ -230,7 +233,7 @@ class Walk:
     def _around_tasks(self) -> tuple[str, list[Loop]]:
         """The block that tasks are made of, with the loops around it: the one that is tiled, or, of those in parallel
         loops, the one with most iterations."""
-        main = self.tiled or self.workload.main
+        main = self.tiled
         if self.workload.roles is None:
             found = [(math.prod(loop.extent for loop in loops), block) for block, loops in self.nests.items()
                      if any(loop.kind == "parallel" for loop in loops)]  # fmt: skip
