@@ -63,10 +63,10 @@ WAYS = {  # families and strategy of this tuner's rounds
 STOCK = "stock MetaSchedule"
 
 
-def origin(target: targets.AnyTarget) -> dict[str, Any]:
-    """Columns of each row."""
+def origin(target: targets.AnyTarget, code: str) -> dict[str, Any]:
+    """Columns of each row; `code`: its revision, where there is no clone to ask."""
     names = sorted({name for [name] in host.gpu_facts("name")})
-    return {"gpu": ", ".join(names), "gpus": len(host.gpus()), **provenance.columns(target.threads)}
+    return {"gpu": ", ".join(names), "gpus": len(host.gpus()), **provenance.columns(target.threads, code)}
 
 
 def quality(
@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=128, help="of `devices`")
     parser.add_argument("--extent", type=int, default=1024, help="of the product of `devices`")
     parser.add_argument("--turns", type=int, default=3, help="of `devices`")
+    parser.add_argument("--revision", default="", help="of this code; default: this clone's")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.table:
@@ -253,7 +254,7 @@ def main() -> None:
     logging.getLogger("tvm").setLevel(logging.ERROR)
     options.out.mkdir(parents=True, exist_ok=True)
     target = targets.target(options.target)
-    made = origin(target)
+    made = origin(target, options.revision)
     file = {name: options.out / f"{name}.parquet" for name in ("quality", "devices", "training")}
     if "devices" in options.parts and not has(file["devices"], extent=options.extent):
         found = devices(target, options.candidates, options.turns, options.extent)

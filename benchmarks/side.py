@@ -4,7 +4,8 @@
 
 KIND is `library` (MODEL is a folder with a manifest, as `TuneModel` leaves it in `compiled/` and `stock.py` in its
 folder), `onnxruntime` or `openvino` (an ONNX file), or `torch` (a `.pt2` file for torch.compile). Each binds inputs
-and outputs once, so that no inference copies them, computes in float32 and is otherwise used as it comes. The
+and outputs once, so that no inference copies them, computes in float32 and is otherwise used as it comes. A library for
+GPUs runs on the first one, as the kinds `torch_cuda...` do; an inference ends when the GPU has done all of it. The
 parent writes a line of JSON for a request and gets one back: `load` writes the outputs of one inference, `turn` warms
 up and times. What a library prints goes to the standard error.
 """
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,14 +46,20 @@ def library(folder: Path, arrays: Sequence[np.ndarray], _threads: int) -> Loaded
     from lib.runtime.family_tuner_runtime.weights import Mapped
 
     manifest = json.loads((folder / "manifest.json").read_text())
-    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / manifest["library"])), tvm.cpu())
+    on_gpu = manifest.get("target", {}).get("kind") == "cuda"
+    device = tvm.cuda() if on_gpu else tvm.cpu()
+    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(folder / manifest["library"])), device)
     weights, entry = folder / manifest["params"], manifest["entry"]
     is_old = weights.suffix == ".npz"  # of a run of before weights were mapped
     params = map(tvm.runtime.tensor, arrays_of.values(weights)) if is_old else Mapped(weights).tensors
-    machine.set_input(entry, *map(tvm.runtime.tensor, arrays), *params)
-    return Loaded(
-        lambda: machine.invoke_stateful(entry), lambda: _flat(machine.get_outputs(entry)), f"TVM {tvm.__version__}"
-    )
+    machine.set_input(entry, *map(tvm.runtime.tensor, arrays), *params)  # copies to a GPU what is not there
+
+    def infer() -> None:
+        machine.invoke_stateful(entry)
+        if on_gpu:
+            device.sync()
+
+    return Loaded(infer, lambda: _flat(machine.get_outputs(entry)), f"TVM {tvm.__version__}")
 
 
 def bundle(folder: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
@@ -140,8 +148,48 @@ def torch(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
     )
 
 
-KINDS = {"library": library, "bundle": bundle, "onnxruntime": onnxruntime, "openvino": openvino, "torch": torch,
-         "openvino_default": openvino_default}  # fmt: skip
+def torch_cuda(file: Path, arrays: Sequence[np.ndarray], _threads: int, how: str = "eager") -> Loaded:
+    """torch on a GPU, in float32: its convolutions would take TF32 there if they were not told.
+
+    Args:
+        how: `eager`: by the kernels of cuDNN and cuBLAS; `default`: compiled by inductor; `reduce-overhead`: that too,
+            and started as one graph of CUDA.
+    """
+    import torch
+    from torch.export.passes import move_to_device_pass
+
+    torch.set_grad_enabled(False)
+    torch.backends.cudnn.allow_tf32 = False
+    program, trees = move_to_device_pass(torch.export.load(file), "cuda"), torch.utils._pytree
+    run: Callable[..., Any] = program.module()
+    if how != "eager":
+        run = torch.compile(run, fullgraph=True, mode=how)
+    tensors = [torch.from_numpy(array).to("cuda") for array in arrays]
+    positional, named = trees.tree_unflatten(tensors, program.call_spec.in_spec)
+    last: list[Any] = []
+
+    def infer() -> None:
+        last[:] = [run(*positional, **named)]
+        torch.cuda.synchronize()
+
+    return Loaded(
+        infer,
+        lambda: [value.cpu().numpy() for value in trees.tree_leaves(last)],
+        f"torch {torch.__version__} ({how}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()})",
+    )
+
+
+KINDS: dict[str, Callable[[Path, Sequence[np.ndarray], int], Loaded]] = {
+    "library": library,
+    "bundle": bundle,
+    "onnxruntime": onnxruntime,
+    "openvino": openvino,
+    "openvino_default": openvino_default,
+    "torch": torch,
+    "torch_cuda": torch_cuda,
+    "torch_cuda_compiled": partial(torch_cuda, how="default"),
+    "torch_cuda_graph": partial(torch_cuda, how="reduce-overhead"),
+}
 
 
 def turn(infer: Callable[[], Any], warm_s: float, seconds: float) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Compiled models beside ONNX Runtime, OpenVINO and torch.compile on the file that they came from.
 
     python benchmarks/versus.py --libraries ours=FOLDER [NAME=FOLDER ...] --onnx FILE [--pt2 FILE] [--turns 15]
+    python benchmarks/versus.py --gpu --libraries ours=FOLDER --pt2 FILE --out benchmarks/gpu_vendors
     python benchmarks/versus.py --table benchmarks/vendors
 
 A folder is a run's `compiled/`, or what `stock.py` left (named `stock...`). Each side is a process; all others are
@@ -8,6 +9,8 @@ stopped while one has its turn, and each turn has an order of its own. All get e
 float32 (`side.py` has the settings). Nothing else may run on the machine. The rows go to `benchmarks/vendors/`; a side
 that cannot run its model is a row that says why. `--table` makes the table from the rows alone. The exit status is 1 if
 a side's outputs are off by more than 1e-3 of the largest from ONNX Runtime's, or from the first side's without it.
+
+With `--gpu` libraries for a GPU run beside torch there: as it is, compiled, and compiled with graphs of CUDA.
 """
 
 import argparse
@@ -36,8 +39,13 @@ from lib.tir.numerics import relative_error
 TOLERANCE = 1e-3
 PATIENCE = 3  # times the turns that were asked for, until there are so many in which the cores shared a cache
 _ENOUGH = 5  # turns, for a ratio of its own
-_ORDER = ("library", "onnxruntime", "openvino", "torch", "stock")  # of columns
-VENDORS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.compile"}
+ON_GPU = {
+    "torch_cuda": "torch",
+    "torch_cuda_compiled": "torch.compile",
+    "torch_cuda_graph": "torch.compile, reduce-overhead",
+}
+VENDORS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.compile", **ON_GPU}
+_ORDER = ("library", *VENDORS, "stock")  # of columns
 
 _WORK = pa.struct(
     [
@@ -61,7 +69,7 @@ SCHEMA = pa.schema(
         pa.field("bytes", pa.int64()),  # of the library and its parameters, or of the file; null: not written down
         pa.field("work", pa.list_(_WORK)),  # of a library (`precision.py`); null: not written down
         pa.field("threads", pa.int64(), False),
-        pa.field("cpu", pa.string(), False),
+        pa.field("cpu", pa.string(), False),  # or the GPU
         pa.field("revision", pa.string(), False),  # of the code that compiled the libraries
         pa.field("date", pa.string(), False),
         pa.field("version", pa.string(), False),  # of the side
@@ -267,6 +275,7 @@ def main() -> None:
     parser.add_argument("--libraries", nargs="+", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--onnx", type=Path, help="for ONNX Runtime and OpenVINO")
     parser.add_argument("--pt2", type=Path, help="for torch.compile")
+    parser.add_argument("--gpu", action="store_true", help="libraries and torch run on the first GPU")
     parser.add_argument("--name", help="of the model; default: the file's, or else the first folder's")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument(
@@ -292,12 +301,14 @@ def main() -> None:
     if options.onnx:
         kinds |= {VENDORS[kind]: (kind, options.onnx) for kind in ("onnxruntime", "openvino")}
     if options.pt2:
-        kinds[VENDORS["torch"]] = ("torch", options.pt2)
+        kinds |= {VENDORS[kind]: (kind, options.pt2) for kind in (ON_GPU if options.gpu else ("torch",))}
     name = options.name or (options.onnx or options.pt2 or next(iter(kinds.values()))[1]).stem
     threads = host.physical_cores()
     rows = measure(kinds, threads, options.turns, options.seconds, options.seed, options.patience).assign(
         model=name, **provenance.columns(threads, options.revision)
     )
+    if options.gpu:
+        rows["cpu"] = host.gpu_facts("name")[0][0]
     write(rows, options.out / f"{name}.parquet")
     print(table(rows))
     if complaints := wrong(rows):
