@@ -315,8 +315,8 @@ class DevicePool:
             if not self._fleet.keeps_limits:
                 driver.kill()  # an illegal access leaves CUDA unusable for the rest of the process
         if not isinstance(reply, Begun):
-            lost = isinstance(reply, Failed) and reply.status is DeviceFault.LOST
-            self._fleet.report(self._processes.drivers[driver], lost=lost)
+            lost = reply.error if isinstance(reply, Failed) and reply.status is DeviceFault.LOST else ""
+            self._fleet.report(self._processes.drivers[driver], lost)
         return reply
 
     def _patience_with_device(self, limit_s: float) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lib.contracts.errors import DeviceError
 from lib.machine import host, targets
+from lib.measure.devices import Local
 from lib.measure.fleet import Fleet, Slot
 from lib.measure.process import Worker, living, start_all
 from lib.rpc_server import scratch_folder
@@ -71,7 +72,10 @@ class DeviceProcesses:
 
     def _driver(self, slot: Slot) -> Worker:
         environment = {"TMPDIR": str(self.scratch()), **dict(slot.environment)}
-        return Worker(self._target, str(slot.devices), module="lib.measure.driver", environment=environment)
+        return Worker(
+            self._target, str(slot.devices), module="lib.measure.driver", environment=environment,
+            afresh=isinstance(slot.devices, Local),
+        )  # fmt: skip
 
     def no_device(self) -> DeviceError:
         """For who waited in vain."""

@@ -49,8 +49,8 @@ class Fleet(Protocol):
         """Whether compiling here would disturb the measuring."""
         ...
 
-    def report(self, slot: Slot, *, lost: bool) -> None:
-        """Tell what became of a device that was used: it did what it should, or was lost under its candidate."""
+    def report(self, slot: Slot, lost: str) -> None:
+        """Tell what became of a device that was used: how it was lost under its candidate; empty if it did its part."""
         ...
 
 
@@ -92,7 +92,7 @@ class RpcFleet:
         """Servers on this host, whose CPU is measured; or behind a tunnel, which looks like it."""
         return self.target.kind == "llvm" and any(name in _own_addresses() for name, _ in self._servers())
 
-    def report(self, slot: Slot, *, lost: bool) -> None:
+    def report(self, slot: Slot, lost: str) -> None:
         """The tracker knows which are left."""
 
     def _servers(self) -> list[tuple[str, int]]:
@@ -113,6 +113,7 @@ class GpuFleet:
     def __init__(self) -> None:
         self._names: list[str] | None = None
         self._losses: Counter[str] = Counter()  # one after the other
+        self._last_loss = ""
 
     @property
     def kind(self) -> str:
@@ -128,7 +129,8 @@ class GpuFleet:
         elsewhere = "Measure elsewhere: --devices rpc://HOST:PORT/KEY."
         if broken := [name for name in self._names or [] if self._losses[name] >= _LOSSES]:
             return (
-                f"Each GPU that is left was lost {_LOSSES} times one after the other: {', '.join(broken)}. {elsewhere}"
+                f"Each GPU that is left was lost {_LOSSES} times one after the other: {', '.join(broken)}. The last "
+                f"time: {self._last_loss}. {elsewhere}"
             )
         if self._names and not _compiles():
             return f"There is a GPU, but no nvcc on PATH that compiles for it: install CUDA's toolkit. {elsewhere}"
@@ -137,9 +139,10 @@ class GpuFleet:
     def shares_cpu(self) -> bool:
         return False
 
-    def report(self, slot: Slot, *, lost: bool) -> None:
+    def report(self, slot: Slot, lost: str) -> None:
         name = dict(slot.environment)[_VISIBLE]
         self._losses[name] = self._losses[name] + 1 if lost else 0
+        self._last_loss = lost or self._last_loss
         if lost:  # where nvidia-smi fails for one that fell off its bus, the others are still there
             self._names = host.gpus() or [other for other in self._names or [] if other != name]
 

@@ -5,6 +5,10 @@
 Started by `launcher`, which asks on that socket, a line of JSON at a time, and gets a line back. It runs nothing else
 and starts no thread, so that a fork of it is like a fresh process. It ends with its parent; so do the workers, and each
 keeps to its memory.
+
+For CUDA such a fork is no fresh process. On a machine with an H200, CUDA 13.0 and PyTorch 2.11 (which TVM's import
+loads where it is there), forks of a process that had imported TVM and done nothing else got `initialization error` of
+CUDA (2026-11-27). What uses a GPU loads everything anew, which takes seconds.
 """
 
 import contextlib
@@ -21,7 +25,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 LOADED = ("lib.measure.worker", "lib.measure.driver", "lib.building_process")  # before the first fork
@@ -36,6 +40,7 @@ class Start:
     arguments: Sequence[str]
     environment: Mapping[str, str]  # all of it
     memory_bytes: int  # see `limit_memory`; 0: all there is
+    afresh: bool = False  # loads Python and TVM itself, as what uses CUDA must
 
     def line(self) -> bytes:
         """As it is sent."""
@@ -121,20 +126,37 @@ def _exit_code(pid: int, wait: bool) -> int | None:
 
 def _become(start: Start, connection: int, output: int, parent: int) -> None:
     """The child's life, to its end."""
-    code = 1
-    try:
+    with _to_the_end():
         os.setsid()
         for number in (1, 2):
             os.dup2(output, number)
         os.close(output)
+        if start.afresh:
+            os.set_inheritable(connection, True)
+            life = [start.module, connection, parent, start.memory_bytes, *start.arguments]
+            environment = {**start.environment, "PYTHONPATH": os.environ["PYTHONPATH"]}
+            os.execve(sys.executable, [sys.executable, "-m", "lib.measure.launch", *map(str, life)], environment)
         os.environ.clear()
         os.environ.update(start.environment)
         tempfile.tempdir = None  # is looked up again
-        die_with(parent)
-        _name(start.module)
-        if start.memory_bytes:
-            limit_memory(start.memory_bytes)
-        importlib.import_module(start.module).main(connection, *start.arguments)
+        _live(start.module, connection, parent, start.memory_bytes, start.arguments)
+
+
+def _live(module: str, connection: int, parent: int, memory_bytes: int, arguments: Sequence[str]) -> None:
+    """What a worker process does; it has its own output, session and environment."""
+    die_with(parent)
+    _name(module)
+    if memory_bytes:
+        limit_memory(memory_bytes)
+    importlib.import_module(module).main(connection, *arguments)
+
+
+@contextlib.contextmanager
+def _to_the_end() -> Iterator[None]:
+    """The last that this process does; what goes wrong is printed, and its exit code is 1."""
+    code = 1
+    try:
+        yield
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -164,4 +186,9 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if len(sys.argv) == 2:
+        main(int(sys.argv[1]))
+    else:  # a worker that begins afresh: see `_become`
+        with _to_the_end():
+            numbers = [int(text) for text in sys.argv[2:5]]
+            _live(sys.argv[1], numbers[0], numbers[1], numbers[2], sys.argv[5:])

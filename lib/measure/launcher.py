@@ -47,14 +47,14 @@ class Process:
 
 def start(
     module: str, *arguments: str, connection: socket.socket, output: IO[bytes], environment: Mapping[str, str],
-    memory_bytes: int,
+    memory_bytes: int, afresh: bool = False,
 ) -> Process:  # fmt: skip
     """Start a worker process; see `Start`. It ends with this one.
 
     Raises:
         DeviceError: The process that it is forked from does not come up, or the system lets it fork none.
     """
-    order = Start(module, arguments, {**os.environ, **environment}, memory_bytes)
+    order = Start(module, arguments, {**os.environ, **environment}, memory_bytes, afresh)
     for last_chance in (False, True):
         server = _server()
         try:

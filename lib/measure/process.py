@@ -53,6 +53,7 @@ class Worker:
         module: str = "lib.measure.worker",
         environment: Mapping[str, str] | None = None,
         memory_bytes: int = 0,
+        afresh: bool = False,
     ) -> None:
         """Start a process.
 
@@ -60,6 +61,7 @@ class Worker:
             module: Whose `main` it runs, with the socket's descriptor, the target, and `arguments`.
             environment: Added to this process's own.
             memory_bytes: What it may have of it, see `launch.limit_memory`; 0: all there is.
+            afresh: It uses CUDA, see `launch`.
 
         Raises:
             DeviceError: No process can be started.
@@ -74,7 +76,7 @@ class Worker:
         try:
             self._process = launcher.start(
                 module, target.text, *arguments, connection=theirs, output=self._output, environment=environment,
-                memory_bytes=memory_bytes,
+                memory_bytes=memory_bytes, afresh=afresh,
             )  # fmt: skip
         except DeviceError:
             ours.close()

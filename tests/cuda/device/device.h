@@ -40,7 +40,7 @@ struct Dim3 {
 
 int fail(Error error, const std::string& why);  // remembers why; returns the error
 int fail_for_good(Error error, const std::string& why);
-int broken();  // the error that stays, or that the device is gone, or that CUDA was used before a fork; or success
+int broken();  // the error that stays, or that the device is gone, or that this is a fork; or success
 const char* name_of(int error);  // as the runtime calls it
 const char* driver_name_of(int error);  // with the reason: TVM tells no more of a kernel that failed
 const char* describe(int error);  // what CUDA says of it, with the reason

@@ -80,11 +80,10 @@ const std::vector<std::string>& visible() {
   return devices;
 }
 
-// A context does not outlive a fork.
-bool is_fork() {
-  static const pid_t first = getpid();
-  return getpid() != first;
-}
+// A fork has no GPU, whether or not CUDA was used before: as it was on a real machine, see lib/measure/launch.py.
+const pid_t loaded_by = getpid();
+
+bool is_fork() { return getpid() != loaded_by; }
 
 }  // namespace
 
@@ -99,7 +98,7 @@ int fail_for_good(Error error, const std::string& why) {
 }
 
 int broken() {
-  if (is_fork()) return fail(kInitialization, "this process is a fork of one that had used CUDA");
+  if (is_fork()) return fail(kInitialization, "this process is a fork of one that had loaded CUDA");
   if (lasting) return lasting;
   if (!is_there(current)) return fail_for_good(is_broken(current) ? kUnknownError : kNoDevice, "the device failed");
   return kSuccess;
