@@ -1,6 +1,7 @@
 """What the papers measure on GPUs: how soon Ansor's quality is reached, two GPUs against one, training on a GPU.
 
     python benchmarks/gpus.py --models resnet50 mobilenetv2 bert_base --out FOLDER
+    python benchmarks/gpus.py --run artifacts/cuda-sm_90/resnet50/runs/NAME --revision CODE --out FOLDER
     python benchmarks/gpus.py --table FOLDER
 
 For a machine with NVIDIA GPUs that does nothing else, with `nvcc` on PATH and CUDA's libraries where TVM finds them.
@@ -12,6 +13,8 @@ For a machine with NVIDIA GPUs that does nothing else, with `nvcc` on PATH and C
 - `devices`: the same candidates measured on one GPU and on all of them, in turn: trials per second.
 - `training`: the cost model of what `quality` measured, trained on the CPU and on the GPU: seconds, and how well it
   ranks the last third, which it has not seen.
+
+With `--run` nothing is measured: the trials of a run of `TuneModel` on a GPU are kept, wherever it was.
 
 What stands in FOLDER is not measured again. Rows name GPUs, code and date. Those of stand-ins (`tests/cuda`) show that
 the script runs; there is no table of their times.
@@ -40,7 +43,7 @@ import rounds
 import stock
 
 from lib.contracts import schemas, tables
-from lib.contracts.files import RunFiles
+from lib.contracts.files import ModelFiles, RunFiles
 from lib.graph.subgraphs import Subgraph
 from lib.machine import host, targets
 from lib.measure import factory
@@ -151,6 +154,32 @@ def _within(scores: np.ndarray, samples: Samples) -> float:
     return float(np.nanmean(ranks)) if ranks else float("nan")
 
 
+def trials_of(run: Path) -> pd.DataFrame:
+    """A row for each trial of a run: of which subgraph, what became of it, and what it took, in seconds."""
+    files = RunFiles(run)
+    parts = []
+    for now in files.rounds(len(list((run / "rounds").iterdir()))):
+        if not now.measurements.exists():  # interrupted
+            break
+        asked = tables.read(now.candidates, schemas.CANDIDATES).to_pandas().set_index("candidate_id")
+        rows = tables.read(now.measurements, schemas.MEASUREMENTS).to_pandas()
+        rows["origin"] = asked.loc[rows["candidate_id"], "origin"].to_numpy()
+        clock = {f"{name}_clock_s": tables.stamp(path, schema).clock.get(name, 0.0) for name, path, schema in (
+            ("search", now.candidates, schemas.CANDIDATES), ("build", now.measurements, schemas.MEASUREMENTS),
+            ("run", now.measurements, schemas.MEASUREMENTS),
+        )}  # fmt: skip
+        parts.append(rows.assign(round=now.number, **clock))
+    found = pd.concat(parts, ignore_index=True)
+    found["latency_s"] = [np.median(each) if len(each) else np.nan for each in found["latencies"]]
+    model = ModelFiles(run.parent.parent)
+    known = tables.read(model.subgraphs, schemas.SUBGRAPHS).to_pandas().set_index("subgraph_id")
+    found = found.join(known[["name", "core_operator", "flop", "weight"]], on="subgraph_id")
+    columns = ["round", "subgraph_id", "name", "core_operator", "flop", "weight", "origin", "status", "latency_s",
+               "build_s", "run_s", "search_clock_s", "build_clock_s", "run_clock_s"]  # fmt: skip
+    gpus = [device.partition(" GPU-")[0] for device in found["device"] if device]  # without its number
+    return found[columns].assign(model=model.folder.name, gpu=gpus[0])
+
+
 def measured(run: RunFiles) -> Samples:
     """All programs of a run, in the order in which they were measured."""
     parts = []
@@ -173,10 +202,14 @@ def part(samples: Samples, chosen: slice) -> Samples:
 def table(folder: Path) -> str:
     """Markdown of what is there; no times of stand-ins."""
     told = []
-    found = {name: pd.read_parquet(file) for name in ("quality", "devices", "training")
+    found = {name: pd.read_parquet(file) for name in ("trials", "quality", "devices", "training")
              if (file := folder / f"{name}.parquet").exists()}  # fmt: skip
     if any(rows["gpu"].str.startswith(_STAND_IN).any() for rows in found.values()):
         return f"{', '.join(found)}: rows of stand-ins, whose times mean nothing; there is no table of them."
+    if "trials" in found:
+        heads = ("model", "GPU", "trials", "not ok", "one compiled, s", "one timed, s", "search, build, run, s",
+                 "kernels untuned, ms", "kernels found, ms")  # fmt: skip
+        told += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *trials_lines(found["trials"]), ""]
     if "quality" in found:
         told += ["| model | seed | way | trials | tuning, s | estimated, ms | sooner at Ansor's | fewer trials |",
                  "|---" * 8 + "|", *quality_lines(found["quality"]), ""]  # fmt: skip
@@ -193,6 +226,22 @@ def table(folder: Path) -> str:
             ends = row["reason"] or f"{row['seconds']:.2f} | {row['rank_correlation']:.3f}"
             told.append(f"| {row['model']} | {row['seed']} | {row['trains_on']} | {row['samples']} | {ends} |")
     return "\n".join(told)
+
+
+def trials_lines(rows: pd.DataFrame) -> list[str]:
+    """A line for each model: medians of a trial, the run's clocks, and the sums of its kernels."""
+    lines = []
+    for (model, gpu), of_model in rows.groupby(["model", "gpu"]):
+        ok = of_model[of_model["status"] == "ok"]
+        clocks = of_model.drop_duplicates("round")[["search_clock_s", "build_clock_s", "run_clock_s"]].sum()
+        sums = [(part.groupby("subgraph_id")["latency_s"].min() * part.groupby("subgraph_id")["weight"].first()).sum()
+                for part in (ok[ok["origin"] == "untuned"], ok)]  # fmt: skip
+        lines.append(
+            f"| {model} | {gpu} | {len(of_model)} | {len(of_model) - len(ok)} | {ok['build_s'].median():.2g} "
+            f"| {ok['run_s'].median():.2g} | {', '.join(f'{seconds:.0f}' for seconds in clocks)} "
+            f"| {sums[0] * 1e3:.3g} | {sums[1] * 1e3:.3g} |"
+        )
+    return lines
 
 
 def quality_lines(rows: pd.DataFrame) -> list[str]:
@@ -232,6 +281,7 @@ def main() -> None:
     """Measure what is missing, then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the tables of the rows there, and end")
+    parser.add_argument("--run", type=Path, help="keep what this run of `TuneModel` measured, and end")
     parser.add_argument("--models", nargs="+", default=["resnet50", "mobilenetv2", "bert_base"])
     parser.add_argument("--target", default="cuda", help="`cuda`: this machine's GPU; or the tag of one")
     parser.add_argument("--parts", nargs="+", default=["quality", "devices", "training"])
@@ -253,6 +303,16 @@ def main() -> None:
         parser.error("--out is needed, or --table")
     logging.getLogger("tvm").setLevel(logging.ERROR)
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.run:
+        date = time.strftime("%Y-%m-%d", time.gmtime())
+        add(
+            options.out / "trials.parquet",
+            trials_of(options.run),
+            revision=options.revision or provenance.revision(),
+            date=date,
+        )
+        print(table(options.out))
+        return
     target = targets.target(options.target)
     made = origin(target, options.revision)
     file = {name: options.out / f"{name}.parquet" for name in ("quality", "devices", "training")}

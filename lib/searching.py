@@ -5,8 +5,10 @@ adapted (Transfer-Tuning): as many as the model's past errors ask for. Without a
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from lib.contracts import digests, tables
 from lib.contracts.errors import ContractError
 from lib.contracts.files import RoundFiles
 from lib.contracts.schemas import TRAINING
+from lib.machine import host, intrinsics
 from lib.machine.targets import AnyTarget
 from lib.search import evolution, features, nest, transfer
 from lib.search.evolution import DesignSpace, Measured, Proposal, SearchConfig
@@ -30,6 +33,8 @@ from lib.tuning.history import History
 from lib.tuning.hopeless import is_hopeless
 from lib.tuning.members import guess_s, join
 from lib.tuning.planning import PlanRow
+
+R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
 _FORESEE_CHOICE = 3  # family members that are looked at before one of them gets a foresee round
@@ -163,6 +168,19 @@ class Searcher:
         self._subgraphs = {each.subgraph_id: each for each in subgraphs}
         self._history, self._models, self._donors = so_far, models, donors or {}
         self._target, self._config, self._seed, self._recorded = target, config, seed, recorded
+
+    def propose_all(self, rows: Sequence[PlanRow]) -> list[list[Proposal]]:
+        """What `propose` has for each of them."""
+        return self._for_each(self.propose, rows)
+
+    def _for_each(self, search: Callable[[PlanRow], R], rows: Sequence[PlanRow]) -> list[R]:
+        """Searches of several rows: for GPUs at a time, since MetaSchedule's hardly ever hold Python's lock. What each
+        finds follows from its own seed."""
+        if self._target.kind.name == "llvm":
+            return [search(row) for row in rows]
+        intrinsics.load(self._target)  # once, before there are threads
+        with ThreadPoolExecutor(host.physical_cores()) as threads:
+            return list(threads.map(search, rows))
 
     def propose(self, row: PlanRow) -> list[Proposal]:
         """Candidates for one row of the plan, none of them ever measured; fewer if the space has no more.
@@ -310,7 +328,8 @@ class Searcher:
         model = self._models.get(rows[0].family_id)
         if model is None or len(rows) == 1:
             return rows[0]
-        gains = [(row.promise or 0.0) * np.exp(self._look(row, model)) for row in rows[:_FORESEE_CHOICE]]
+        looked = self._for_each(lambda row: self._look(row, model), rows[:_FORESEE_CHOICE])
+        gains = [(row.promise or 0.0) * np.exp(gain) for row, gain in zip(rows, looked, strict=False)]
         return rows[int(np.argmax(gains))]
 
     def _look(self, row: PlanRow, model: FamilyModel) -> float:

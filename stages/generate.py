@@ -76,7 +76,7 @@ def run(
             to_refit(so_far, found) if any(row.kind == REFIT for row in rows) else None,
         )  # fmt: skip
         rows = [searcher.choose(rows)] if rows[0].kind == "foresee" else rows
-        proposed = [(row, searcher.propose(row)) for row in rows]
+        proposed = list(zip(rows, searcher.propose_all(rows), strict=True))
         rows = [as_it_came_out(row, searcher.enough(row), part) for row, part in proposed]
         proposals = [(row, proposal) for row, part in proposed for proposal in part]
     tables.write(pa.Table.from_pylist([asdict(row) for row in rows], schema=PLAN), out.plan, PLAN, provenance)

@@ -255,20 +255,37 @@ class DevicePool:
     @contextmanager
     def _compiled_all(self, workload: str, traces: Sequence[str], *, pack: bool) -> Iterator[list[_Library | None]]:
         """Library and parameters of each program, while they are needed; None for what does not compile."""
-        built = [self._compile_one(workload, trace, pack=pack) for trace in traces]
+        built: list[_Library | None] = []
         try:
+            while len(built) < len(traces):
+                built += self._compiled_together(workload, traces[len(built) :], pack=pack)
             yield built
         finally:
             for each in built:
                 if each:
                     each[0].unlink(missing_ok=True)
 
-    def _compile_one(self, workload: str, trace: str, *, pack: bool) -> _Library | None:
-        worker, limit_s = self._processes.a_compiler(), self._config.build_timeout_s
-        library = self._processes.new_library()
+    def _compiled_together(self, workload: str, traces: Sequence[str], *, pack: bool) -> list[_Library | None]:
+        """As many of them as there are compilers, at least one."""
+        self._processes.start_compilers()
+        begun = [
+            self._begun(worker, workload, Compile(trace, self._processes.new_library(), pack))
+            for worker, trace in zip(self._processes.compilers, traces, strict=False)
+        ]
+        return [self._ended(*each) if each else None for each in begun]
+
+    def _begun(self, worker: Worker, workload: str, request: Compile) -> tuple[Worker, Path] | None:
+        """Who compiles, and what; None if it ended."""
         try:
-            worker.define(workload, limit_s)
-            reply = worker.ask(Compile(trace, library, pack), limit_s)
+            worker.define(workload, self._config.build_timeout_s)
+            worker.send(request)
+        except WorkerGone:
+            return None
+        return worker, request.library
+
+    def _ended(self, worker: Worker, library: Path) -> _Library | None:
+        try:
+            reply = worker.receive(Compiled, self._config.build_timeout_s)
         except WorkerGone:
             return None
         return None if isinstance(reply, Failed) else (library, reply.params)

@@ -60,11 +60,6 @@ class DeviceProcesses:
         slots = list(missing.elements())
         self.drivers |= dict(zip(start_all([partial(self._driver, slot) for slot in slots]), slots, strict=True))
 
-    def a_compiler(self) -> Worker:
-        """One that is idle, where nothing else is going on."""
-        self.start_compilers()
-        return self.compilers[0]
-
     def a_driver(self) -> Worker:
         """One that is idle, where nothing else is going on."""
         self.start_drivers()

@@ -84,3 +84,20 @@ def test_a_table_says_how_much_sooner_ansors_quality_is_reached(tmp_path):
 
     assert lines[2] == "| m | 0 | as Ansor | 3 | 30 | 0.6667 | 1.00x | 1.00x |"
     assert lines[3] == "| m | 0 | families and foresee | 3 | 15 | 0.6667 | 2.00x | 1.00x |"
+
+
+def test_trials_of_a_run_are_kept_with_what_they_took(tmp_path):
+    rows = [
+        {"model": "m", "gpu": "a GPU", "round": n // 2, "subgraph_id": key, "weight": weight, "origin": origin,
+         "status": status, "latency_s": latency, "build_s": 2.0, "run_s": 0.05, "search_clock_s": 10.0,
+         "build_clock_s": 4.0, "run_clock_s": 1.0}
+        for n, (key, weight, origin, status, latency) in enumerate([
+            ("s", 2, "untuned", "ok", 4e-3), ("s", 2, "sampled", "ok", 1e-3), ("t", 1, "untuned", "ok", 1e-3),
+            ("t", 1, "sampled", "timeout", np.nan),
+        ])
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_parquet(tmp_path / "trials.parquet")
+
+    [_, _, line, _] = script.table(tmp_path).split("\n")
+
+    assert line == "| m | a GPU | 4 | 1 | 2 | 0.05 | 20, 8, 2 | 9 | 3 |"

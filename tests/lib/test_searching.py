@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tvm
 
+from lib.machine import host, targets
 from lib.search import evolution, nest
 from lib.search.evolution import SearchConfig
 from lib.search.transfer import Donor
@@ -43,6 +44,20 @@ def test_without_a_model_a_first_look_is_random_and_as_long_as_asked_for(cpu):
 
     assert [p.origin for p in found] == ["sampled"] * 9 + ["untuned"]
     assert all(p.score is None for p in found)
+
+
+def test_subgraphs_for_gpus_are_searched_at_a_time_and_find_what_each_finds_alone(monkeypatch):
+    gpu = targets.target("nvidia/nvidia-a100")
+    monkeypatch.setattr(host, "physical_cores", lambda: 2)
+    rows = [warm_up("a", 4), warm_up("b", 4)]
+
+    together = searcher(gpu).propose_all(rows)
+
+    assert [[p.program_hash for p in part] for part in together] == [
+        [p.program_hash for p in searcher(gpu).propose(row)] for row in rows
+    ]
+    assert [len(part) for part in together] == [4, 4]
+    assert together[0] != together[1]
 
 
 def test_with_a_model_a_first_look_is_as_short_as_its_errors_allow(cpu):

@@ -123,6 +123,13 @@ def test_a_gpu_that_breaks_but_is_still_listed_is_left_alone(all_there, pool):
     assert {m.device for m in found[-4:] if m.status == "ok"} == {f"Stand-in GPU {UUIDS[1]}"}
 
 
+def test_where_all_gpus_break_the_run_stops_and_says_of_what(all_there, pool):
+    all_there.set([f"{uuid} broken" for uuid in UUIDS])
+
+    with pytest.raises(DeviceError, match=r"was lost 3 times.*The last time: the GPU failed: .*CUDA|unknown error"):
+        measured(pool, jobs())
+
+
 def test_without_any_gpu_left_the_run_stops_and_the_next_goes_on(all_there, pool):
     found = []
 

@@ -29,13 +29,13 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other systems have n
 class Launched:
     """A process that does something of `tests.launched`."""
 
-    def __init__(self, folder, what, n_bytes=0):
+    def __init__(self, folder, what, n_bytes=0, afresh=False):
         self.connection, theirs = socket.socketpair()
         self._output = folder / "output"
         with theirs, self._output.open("wb") as output:
             self.process = launcher.start(
                 "tests.launched", what, connection=theirs, output=output, environment={"MARK": "set"},
-                memory_bytes=n_bytes,
+                memory_bytes=n_bytes, afresh=afresh,
             )  # fmt: skip
 
     def said(self):
@@ -55,6 +55,39 @@ def test_a_process_has_its_socket_arguments_environment_and_session_and_no_threa
 
     assert told.said() == b"['set', True, '', 1]"
     assert told.process.wait() == 0
+
+
+@LINUX  # where a process's command can be read
+def test_a_process_that_begins_afresh_is_a_program_of_its_own_with_all_that_others_have(tmp_path):
+    told = Launched(tmp_path, "tell", afresh=True)
+    sleeping, forked = Launched(tmp_path, "sleep", afresh=True), Launched(tmp_path, "sleep")
+    for each in (sleeping, forked):
+        assert each.connection.recv(10) == b"asleep"
+    commands = [psutil.Process(each.process.pid).cmdline() for each in (sleeping, forked)]
+    for each in (sleeping, forked):
+        os.kill(each.process.pid, signal.SIGKILL)
+        each.connection.close()
+
+    assert told.said() == b"['set', True, '', 1]"
+    assert told.process.wait() == 0
+    assert commands[0][2:4] == ["lib.measure.launch", "tests.launched"]
+    assert commands[1] == server_command()
+
+
+def server_command():
+    return psutil.Process(server().pid).cmdline()
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+def test_processes_end_with_the_one_that_started_them_and_others_can_be_started(tmp_path, afresh):
+    sleeping = Launched(tmp_path, "sleep", afresh=afresh)
+    assert sleeping.connection.recv(10) == b"asleep"
+
+    server().kill()
+
+    assert sleeping.said() == b""
+    assert sleeping.process.wait() == -signal.SIGKILL
+    assert Launched(tmp_path, "tell").said()
 
 
 def test_processes_begin_without_loading_tvm_again(tmp_path):
@@ -78,8 +111,9 @@ def test_what_is_made_ready_is_what_the_first_process_is_forked_from(tmp_path):
     assert server() is prepared
 
 
-def test_what_a_process_dies_of_is_its_exit_code_and_printed(tmp_path):
-    failed = Launched(tmp_path, "fail")
+@pytest.mark.parametrize("afresh", [False, True])
+def test_what_a_process_dies_of_is_its_exit_code_and_printed(tmp_path, afresh):
+    failed = Launched(tmp_path, "fail", afresh=afresh)
 
     assert failed.said() == b""
     assert failed.process.wait() == 1
@@ -95,17 +129,6 @@ def test_a_process_lives_until_it_is_killed_and_its_exit_code_names_the_signal(t
 
     assert sleeping.process.wait() == sleeping.process.poll() == -signal.SIGKILL
     sleeping.connection.close()
-
-
-def test_processes_end_with_the_one_that_they_were_forked_from_and_others_can_be_started(tmp_path):
-    sleeping = Launched(tmp_path, "sleep")
-    assert sleeping.connection.recv(10) == b"asleep"
-
-    server().kill()
-
-    assert sleeping.said() == b""
-    assert sleeping.process.wait() == -signal.SIGKILL
-    assert Launched(tmp_path, "tell").said()
 
 
 @pytest.mark.usefixtures("fresh_launcher")
