@@ -177,7 +177,8 @@ def trials_of(run: Path) -> pd.DataFrame:
     columns = ["round", "subgraph_id", "name", "core_operator", "flop", "weight", "origin", "status", "latency_s",
                "build_s", "run_s", "search_clock_s", "build_clock_s", "run_clock_s"]  # fmt: skip
     gpus = [device.partition(" GPU-")[0] for device in found["device"] if device]  # without its number
-    return found[columns].assign(model=model.folder.name, gpu=gpus[0])
+    kept: pd.DataFrame = found[columns].assign(model=model.folder.name, gpu=gpus[0])
+    return kept
 
 
 def measured(run: RunFiles) -> Samples:
