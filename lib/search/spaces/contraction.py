@@ -15,6 +15,9 @@ part of the output a parallel task computes and in which order.
             the epilogue of the tile
         of groups that were widened (`lib.graph.widen`): what takes the first columns of each
 
+Groups of fewer columns than a vector has lanes share one, if they have as many channels each: an element of the data is
+spread to the lanes of its group (`lib.tir.spread`), and there are no loops over groups.
+
 Where the data of a task leave L2, it goes through the reduction in slabs, outermost: one after the other, each for all
 of its tiles, whose sums are added to those of the slabs before. What follows comes after the last. Where a reduction is
 so deep that the weights of a tile are several times as large as L1, this is left to the search: all rows of a task read
@@ -166,9 +169,21 @@ def _tiles(
     found = tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=may_remain, row_bytes=row_bytes)
     dot = instruction(function, reduction, roles, machine)
     if dot is None:
-        return found
+        return _spread(extents, roles, machine) or found
     matrices = [] if extents[roles.rows[-1]] < _FEW_ROWS else _of_matrices(reduction, roles, machine, dot)
     return matrices or [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0]
+
+
+def _spread(extents: Sequence[int], roles: Roles, machine: Registers) -> list[Tile]:
+    """Tiles whose vectors have the columns of several groups, where one group does not fill a vector and has as many
+    channels as columns: see `lib.tir.spread`."""
+    columns, channels = extents[roles.columns], extents[roles.reduction[-1]]
+    of_group = columns // roles.groups
+    fills_part = 1 < of_group < machine.lanes and machine.lanes % of_group == 0
+    if roles.groups == 1 or of_group != channels or not fills_part:
+        return []
+    found = tiling.tiles(extents[roles.rows[-1]], columns, machine)
+    return [replace(tile, spread=True, steps=channels) for tile in found if tile.lanes == machine.lanes]
 
 
 def _row_bytes(reduction: SBlock, roles: Roles) -> int:

@@ -45,6 +45,8 @@ def tile_contraction(
         rows_first: A task has its rows of all contractions of a batch, not all rows of some of them.
         slabs: A task goes through the reduction in parts, each for all of its tiles. There are no groups then.
     """
+    if tile.spread:
+        roles = replace(roles, groups=1)
     whole, slab = block, []
     if slabs:
         block, results = _in_slabs(schedule, whole, roles, slabs), whole

@@ -24,6 +24,7 @@ class Tile:
     matrix: Matrix | None = None  # one for the whole tile, which multiplies like `dot`
     steps: int = 0  # of the reduction that it takes at once
     lines: int = 1  # of rows, whole ones if there are several
+    spread: bool = False  # a vector has the columns of several groups, and an element of the data for each of these
 
 
 def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False, row_bytes: int = 0) -> list[Tile]:

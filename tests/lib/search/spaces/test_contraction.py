@@ -106,11 +106,19 @@ def grouped(groups=2, channels=(16, 32), size=14):
     return as_workload(te.create_prim_func([image, weight, out]))
 
 
+def in_groups(groups, channels, size=14):
+    """Data, weights and results of `grouped`."""
+    rng, ins, outs = np.random.default_rng(0), channels[0] // groups, channels[1] // groups
+    image = rng.normal(size=(1, size, size, channels[0])).astype(np.float32)
+    weight = rng.normal(size=(3, 3, ins, channels[1])).astype(np.float32)
+    parts = [
+        convolved(image[..., ins * n : ins * (n + 1)], weight[..., outs * n : outs * (n + 1)], 1) for n in range(groups)
+    ]
+    return image, weight, np.maximum(np.concatenate(parts, axis=-1), 0)
+
+
 def test_every_program_of_a_convolution_in_groups_computes_it(cpu):
-    rng = np.random.default_rng(0)
-    image, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, 14, 14, 16), (3, 3, 8, 32)))
-    parts = [convolved(image[..., 8 * n : 8 * n + 8], weight[..., 16 * n : 16 * n + 16], 1) for n in (0, 1)]
-    expected = np.maximum(np.concatenate(parts, axis=-1), 0)
+    image, weight, expected = in_groups(2, (16, 32))
 
     schedules = sampled(grouped(), cpu)
 
@@ -122,12 +130,32 @@ def test_every_program_of_a_convolution_in_groups_computes_it(cpu):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("share", [8, 16])
-def test_groups_of_few_channels_are_left_alone(cpu, share):
-    """Of less than a quarter of a vector."""
-    channels = max(1, registers(cpu.tvm()).lanes // share)
+@pytest.mark.parametrize("share", [2, 4, 8])
+def test_groups_that_fill_a_part_of_a_vector_share_it(cpu, share):
+    lanes = registers(cpu.tvm()).lanes
+    of_group = lanes // share
+    if of_group < 2:
+        pytest.skip("vectors of this CPU are too short")
+    groups, channels = 2 * share, (2 * lanes, 2 * lanes)
+    image, weight, expected = in_groups(groups, channels)
 
-    assert not contraction.fits(grouped(32 // channels, (32, 32)), cpu.tvm())
+    schedules = sampled(grouped(groups, channels), cpu)
+
+    assert len(schedules) > 6
+    for schedule in schedules:
+        assert is_tiled(schedule)
+        tiles = [loop for loop in analysis.walk(schedule.mod["main"].body, tirx.For)
+                 if loop.kind == tirx.ForKind.VECTORIZED and int(loop.extent) == lanes]  # fmt: skip
+        assert tiles
+        found = run_on(schedule.mod, cpu.tvm(), [image, weight], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("per_group", [(1, 1), (1, 2), (4, 2)])
+def test_other_groups_of_few_channels_are_left_alone(cpu, per_group):
+    ins, outs = per_group
+
+    assert not contraction.fits(grouped(16, (16 * ins, 16 * outs)), cpu.tvm())
 
 
 def test_sums_that_nothing_follows_are_copied_out(cpu):
