@@ -90,10 +90,12 @@ class Kernels:
             if rotating
             else timing.on_equal_arguments(kernel, arguments, self._device)
         )
+        before = timing.interruptions()
         latencies, number = timing.time_kernel(
             evaluate, request.repeats, request.min_repeat_s, request.slow_above_s, request.number
         )
-        return Timed(tuple(latencies), number, time.perf_counter() - start)
+        interruptions = timing.interruptions() - before
+        return Timed(tuple(latencies), number, time.perf_counter() - start, interruptions=interruptions)
 
     def drop(self, _request: Drop) -> Done:
         """See `Drop`."""

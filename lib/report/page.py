@@ -218,7 +218,8 @@ def verdict(run: RunRows) -> str:
 
 def _cost(run: RunRows) -> str:
     known = f", {run.n_recalled:,} measurements recalled" if run.n_recalled else ""
-    return f"{run.n_trials:,} trials in {run.n_rounds} rounds{known}, {duration(run.seconds['total'])} in all."
+    took = f"{run.n_trials:,} trials in {run.n_rounds} rounds{known}, {duration(run.seconds['total'])} in all."
+    return f"{took} {run.company}".strip()
 
 
 def treemap(subgraphs: Sequence[SubgraphRow]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from lib.tuning.members import join
 
 _BEST = 5  # candidates of a subgraph that are listed
 _OF_TRIALS = ("search", "build", "run", "train")  # kinds of seconds
+_DISTURBED = 0.35  # of the time of measuring: a tenth is so on an idle machine, see `lib.measure.local_pool`
 _ERROR_LENGTH = 400  # characters of an error message that are kept
 
 Facts = Mapping[str, Any]  # a manifest's
@@ -142,7 +143,18 @@ class RunRows:
     accuracies: tuple[Accuracy, ...]
     failures: tuple[Failure, ...]
     seconds: Mapping[str, float]  # by kind, with `total`
+    disturbed: float  # share of the time of measuring, see `accounting.disturbed`
     curve: pa.Table  # see `curve_points`
+
+    @property
+    def company(self) -> str:
+        """What to say of other work on the machine; empty if there was hardly any."""
+        if self.disturbed < _DISTURBED:
+            return ""
+        return (
+            f"Other work took cores from candidates in {100 * self.disturbed:.0f} % of the time in which they were "
+            "timed: on an idle machine a faster library may be found."
+        )
 
     @property
     def trial_s(self) -> float:
@@ -222,6 +234,7 @@ def collect(
         accuracies=tuple(accuracies(past)),
         failures=tuple(failures(past, names)),
         seconds=accounting.spent(records),
+        disturbed=accounting.disturbed(records),
         curve=curve_points(past, weights, records),
     )
 

@@ -34,7 +34,7 @@ def report(run: RunRows) -> str:
         subgraph_table(run.subgraphs),
         model_lines(run),
         f"{accuracy_table(run.accuracies)}\n{learned(run)}",
-        time_table(run.seconds),
+        time_table(run.seconds) + (f"\nwarning: {run.company}" if run.company else ""),
     ]
     return "\n\n".join(parts)
 

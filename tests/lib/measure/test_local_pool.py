@@ -1,7 +1,11 @@
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -33,6 +37,20 @@ def test_a_good_candidate_has_latencies_and_times(pool, cpu):
     assert found.build_s > 0
     assert found.run_s > 0
     assert (found.error, found.conditions.threads) == (None, cpu.threads)
+
+
+def test_time_in_which_other_work_took_cores_is_told(cpu):
+    company = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        with closing(LocalPool(cpu, replace(QUICK, min_repeat_s=0.1))) as pool:
+            [found] = pool.run([job("good", matmul())])
+    finally:
+        for process in company:
+            process.kill()
+            process.wait()
+
+    assert found.status == "ok"
+    assert 0 < pool.clock["disturbed"] <= pool.clock["run"]
 
 
 def test_a_crash_does_not_lose_what_its_worker_had_built(pool, cpu):
