@@ -20,10 +20,6 @@ from lib.measure.protocol import Build, Built, Check, Drop, Failed, Time
 from lib.measure.runner import Job, MeasureConfig, Measurement, measured
 from lib.rpc_server import scratch_folder
 
-# Interruptions of a program in a second of its turn that a machine makes of itself (`timing.interruptions`). On two
-# cores of a Zen 5, nine tenths of the time of timing had fewer, and at most a quarter beside a busy process or two.
-_QUIET = 200
-
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
@@ -249,8 +245,7 @@ class LocalPool:
             if isinstance(reply, Failed):
                 yield self._failure(job, Status.RUN_ERROR, reply.error, build_s, time.monotonic() - start)
                 continue
-            if reply.interruptions > _QUIET * reply.run_s:
-                self._clock.add("disturbed", reply.run_s)
+            self._clock.add("waited", reply.waited_s)
             best[job.subgraph_id] = min(best.get(job.subgraph_id, float("inf")), *reply.latencies)
             yield self._measurement(job, Status.OK, reply.latencies, None, build_s, reply.run_s)
         with contextlib.suppress(WorkerGone):  # then nothing is left to drop

@@ -114,7 +114,7 @@ class Timed(Reply):
     number: int  # runs in a repeat
     run_s: float  # filling arguments and timing
     device: str = ""  # what ran it, if the driver was free to choose
-    interruptions: int = 0  # how often the system gave a core of its threads to something else meanwhile
+    waited_s: float = 0.0  # of it, the thread that begins each run had no core
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,8 @@ class Runner(Protocol):
 
     @property
     def clock(self) -> dict[str, float]:
-        """Wall seconds of the last `run`, by kind: `build`, `run`, and `start` of processes."""
+        """Wall seconds of the last `run`, by kind: `build`, `run`, and `start` of processes; and how many of `run`
+        candidates `waited` for a core, where that is known."""
         ...
 
     @property

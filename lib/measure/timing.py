@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import resource
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,11 +71,6 @@ def on_rotating_arguments(kernel: tvm.runtime.Module, argument_lists: Sequence[S
         return [mean(number) for _ in range(repeat)]
 
     return evaluate
-
-
-def interruptions() -> int:
-    """How often the system has taken a core from a thread of this process that had more to do."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 class ColdMemory:

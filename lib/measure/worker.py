@@ -90,12 +90,13 @@ class Kernels:
             if rotating
             else timing.on_equal_arguments(kernel, arguments, self._device)
         )
-        before = timing.interruptions()
+        began_s, had_s = time.perf_counter(), time.thread_time()
         latencies, number = timing.time_kernel(
             evaluate, request.repeats, request.min_repeat_s, request.slow_above_s, request.number
         )
-        interruptions = timing.interruptions() - before
-        return Timed(tuple(latencies), number, time.perf_counter() - start, interruptions=interruptions)
+        end_s = time.perf_counter()
+        waited_s = max(0.0, end_s - began_s - (time.thread_time() - had_s))
+        return Timed(tuple(latencies), number, end_s - start, waited_s=waited_s)
 
     def drop(self, _request: Drop) -> Done:
         """See `Drop`."""

@@ -44,12 +44,11 @@ def spent(records: Iterable[Record]) -> dict[str, float]:
     return {**seconds, "rest": total - sum(seconds.values()), "total": total}
 
 
-def disturbed(records: Iterable[Record]) -> float:
-    """The share of the time in which candidates were timed, that other work took cores from them; see
-    `lib.measure.timing.interruptions`."""
+def waited(records: Iterable[Record]) -> float:
+    """The share of the time in which candidates were timed, that they had no core; see `lib.measure.protocol.Timed`."""
     measured = [record.clock for record in records if record.stage == "measure"]
-    run_s, disturbed_s = (sum(clock.get(kind, 0.0) for clock in measured) for kind in ("run", "disturbed"))
-    return disturbed_s / run_s if run_s else 0.0
+    run_s, waited_s = (sum(clock.get(kind, 0.0) for clock in measured) for kind in ("run", "waited"))
+    return waited_s / run_s if run_s else 0.0
 
 
 def active_seconds(records: Iterable[Record], moments: Iterable[float]) -> list[float]:

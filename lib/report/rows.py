@@ -33,7 +33,9 @@ from lib.tuning.members import join
 
 _BEST = 5  # candidates of a subgraph that are listed
 _OF_TRIALS = ("search", "build", "run", "train")  # kinds of seconds
-_DISTURBED = 0.35  # of the time of measuring: a tenth is so on an idle machine, see `lib.measure.local_pool`
+# Share of the time of measuring. On two cores of a Zen 5 it is below 0.01 while nothing else runs, and 0.35 to 0.45
+# beside one busy process or several.
+_COMPANY = 0.05
 _ERROR_LENGTH = 400  # characters of an error message that are kept
 
 Facts = Mapping[str, Any]  # a manifest's
@@ -143,17 +145,17 @@ class RunRows:
     accuracies: tuple[Accuracy, ...]
     failures: tuple[Failure, ...]
     seconds: Mapping[str, float]  # by kind, with `total`
-    disturbed: float  # share of the time of measuring, see `accounting.disturbed`
+    waited: float  # share of the time of measuring, see `accounting.waited`
     curve: pa.Table  # see `curve_points`
 
     @property
     def company(self) -> str:
         """What to say of other work on the machine; empty if there was hardly any."""
-        if self.disturbed < _DISTURBED:
+        if self.waited < _COMPANY:
             return ""
         return (
-            f"Other work took cores from candidates in {100 * self.disturbed:.0f} % of the time in which they were "
-            "timed: on an idle machine a faster library may be found."
+            f"Candidates had no core in {100 * self.waited:.0f} % of the time in which they were timed, since other "
+            "work ran beside them: on an idle machine a faster library may be found."
         )
 
     @property
@@ -234,7 +236,7 @@ def collect(
         accuracies=tuple(accuracies(past)),
         failures=tuple(failures(past, names)),
         seconds=accounting.spent(records),
-        disturbed=accounting.disturbed(records),
+        waited=accounting.waited(records),
         curve=curve_points(past, weights, records),
     )
 

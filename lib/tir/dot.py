@@ -91,7 +91,14 @@ def _instruction(loop: tirx.For) -> tirx.Stmt | None:
     data, weights = loads if strides[0] == of_data else loads[::-1]
     zeros = {var: tirx.IntImm(var.ty.dtype, 0) for var in variables}
     at = _vector_indices(sums, zeros, lanes)
-    own = _vector(data, zeros, lanes) if are_words else _for_all_lanes(_vector(data, zeros, dot.depth), lanes)
+    if are_words:
+        own = _vector(data, zeros, lanes)
+    elif (of_group := _of_group(data, loop)) == lanes:
+        own = _for_all_lanes(_vector(data, zeros, dot.depth), lanes)
+    elif of_group:
+        own = _for_lanes_of_groups(data, zeros, lanes, of_group, dot)
+    else:
+        return None
     value = _call(dot, tirx.BufferLoad(store.buffer, at), own, _vector(weights, zeros, dot.depth * lanes), lanes)
     # BF16ComputeLegalize makes float32 of the tensors within a program, unless somebody asks where they lie.
     kept = [tirx.Evaluate(tensor.data) for tensor, _ in loads]
@@ -118,6 +125,32 @@ def _vector(load: tuple[Any, Sequence[Any]], zeros: dict[Any, Any], length: int)
 def _vector_indices(indices: Sequence[Any], zeros: dict[Any, Any], length: int) -> list[Any]:
     *outer, last = [analysis.replaced(index, zeros) for index in indices]
     return [*outer, tirx.Ramp(last, tirx.IntImm(last.ty.dtype, 1), length)]
+
+
+def _of_group(data: tuple[Any, Sequence[Any]], loop: tirx.For) -> int:
+    """How many neighbouring lanes read the same elements: all of them; or the columns of a group of a convolution, the
+    next of which read what lies as many elements further; 0 if it is otherwise."""
+    tensor, indices = data
+    lanes = int(loop.extent)
+    apart = [analysis.stride(indices, tensor.ty.shape, loop.loop_var, lane) for lane in range(1, lanes)]
+    of_group = next((lane for lane, far in enumerate(apart, start=1) if far), lanes)
+    expected = [lane // of_group * of_group for lane in range(1, lanes)]
+    return of_group if apart == expected else 0
+
+
+def _for_lanes_of_groups(
+    data: tuple[Any, Sequence[Any]], zeros: dict[Any, Any], lanes: int, of_group: int, dot: Dot
+) -> Any:
+    """A word of each group's own elements for each lane. All channels of these groups are loaded, of which there are as
+    many as lanes; which word of a group it is must be a number by the time that loops are unrolled."""
+    tensor, indices = data
+    *outer, last = [analysis.replaced(index, zeros) for index in indices]
+    within = tirx.floormod(last, of_group)
+    whole = _vector((tensor, [*outer, last - within]), zeros, lanes)
+    words = tirx.call_intrin(f"int32x{lanes // dot.depth}", "tirx.reinterpret", whole)
+    word = tirx.Cast("int32", tirx.floordiv(within, dot.depth))
+    places = [word + lane // of_group * (of_group // dot.depth) for lane in range(lanes)]
+    return tirx.Shuffle([words] * dot.depth, places)  # TVM takes no fewer elements than there are places
 
 
 def _for_all_lanes(data: Any, lanes: int) -> Any:

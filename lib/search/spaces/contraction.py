@@ -41,7 +41,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from lib.machine.dots import Dot
+from lib.machine.dots import BF16, Dot
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import tiling
 from lib.search.spaces.microkernel import Slabs, tile_contraction
@@ -171,6 +171,8 @@ def _tiles(
     if dot is None:
         return _spread(extents, roles, machine) or found
     matrices = [] if extents[roles.rows[-1]] < _FEW_ROWS else _of_matrices(reduction, roles, machine, dot)
+    if not matrices and dot == BF16 and (spread := _spread(extents, roles, machine)):
+        return [replace(tile, dot=dot, steps=tile.steps // dot.depth) for tile in spread]
     return matrices or [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0]
 
 

@@ -149,7 +149,7 @@ def test_what_is_no_request_is_refused_with_the_reason(line, says):
     [
         ('{"message": "Drop"}', "not one of Ready, "),
         ('{"message": "Failed", "status": "broken", "error": ""}', "'broken' is none of Status, DeviceFault"),
-        ('{"message": "Timed", "latencies": 1, "number": 1, "run_s": 1, "device": ""}', "1 is no tuple"),
+        ('{"message": "Timed", "latencies": 1, "number": 1, "run_s": 1, "device": "", "waited_s": 0}', "1 is no tuple"),
     ],
 )
 def test_what_is_no_reply_is_refused_with_the_reason(line, says):

@@ -22,9 +22,9 @@ def test_pauses_between_sessions_do_not_count():
     assert accounting.active_seconds(RECORDS, [105.0, 131.0, 500.0, 1002.0]) == pytest.approx([5, 31, 31, 33])
 
 
-def test_disturbed_is_the_share_of_the_time_of_measuring_that_other_work_had():
-    disturbed = Record("s1", "measure", {"started": 140.0, "total": 30.0, "run": 30.0, "disturbed": 8.0})
+def test_waiting_is_told_as_a_share_of_the_time_of_measuring():
+    with_company = Record("s1", "measure", {"started": 140.0, "total": 30.0, "run": 30.0, "waited": 8.0})
 
-    assert accounting.disturbed([*RECORDS, disturbed]) == pytest.approx(8 / 40)
-    assert accounting.disturbed(RECORDS) == 0
-    assert accounting.disturbed(RECORDS[:1]) == 0  # nothing was measured
+    assert accounting.waited([*RECORDS, with_company]) == pytest.approx(8 / 40)
+    assert accounting.waited(RECORDS) == 0
+    assert accounting.waited(RECORDS[:1]) == 0  # nothing was measured

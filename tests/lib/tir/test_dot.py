@@ -135,12 +135,30 @@ def test_arm_has_its_own_where_it_has_any(workload, name):
         assert not instructions(packed(workload, trace, old), old, f"\t{name}\t")
 
 
+@pytest.mark.parametrize("of_group", [2, 4, 8])
+def test_groups_that_fill_a_part_of_a_vector_share_one_with_the_instruction(of_group):
+    target, workload = Target(WITH), in_groups(9, 32 // of_group, (of_group, of_group), BF16)
+
+    for trace in programs(workload, target, 4):
+        program = traces.program(workload, trace, target)
+        text = lowering.build(program, target).inspect_source("s")
+        dots = [line for line in text.splitlines() if BF16.name in line]
+        assert dots
+        assert all("zmm" in line for line in dots)  # of sixteen lanes each
+
+
 @pytest.mark.parametrize(
-    "dot",
-    [pytest.param(BF16, marks=needs_it, id="bf16"), pytest.param(INT8, marks=needs_vnni, id="bytes")],
+    ("dot", "groups", "channels"),
+    [
+        pytest.param(BF16, 3, (8, 32), marks=needs_it, id="bf16"),
+        pytest.param(INT8, 3, (8, 32), marks=needs_vnni, id="bytes"),
+        pytest.param(BF16, 16, (2, 2), marks=needs_it, id="bf16 in twos"),
+        pytest.param(BF16, 8, (4, 4), marks=needs_it, id="bf16 in fours"),
+        pytest.param(BF16, 4, (8, 8), marks=needs_it, id="bf16 in eights"),
+    ],
 )
-def test_convolutions_in_groups_have_it_and_are_numpys(cpu, dot):
-    rng, (into, out), groups = np.random.default_rng(0), (8, 32), 3
+def test_convolutions_in_groups_have_it_and_are_numpys(cpu, dot, groups, channels):
+    rng, (into, out) = np.random.default_rng(0), channels
     shapes = (1, 9, 9, groups * into), (3, 3, into, groups * out)
     if dot is BF16:
         image, weight = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes)
