@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlockRealize
+from tvm.sym import Analyzer
 
 from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT8, Dot, named
 from lib.machine.registers import registers
@@ -93,7 +94,7 @@ def _instruction(loop: tirx.For) -> tirx.Stmt | None:
     at = _vector_indices(sums, zeros, lanes)
     if are_words:
         own = _vector(data, zeros, lanes)
-    elif (of_group := _of_group(data, loop)) == lanes:
+    elif (of_group := _of_group(data, loop, dot)) == lanes:
         own = _for_all_lanes(_vector(data, zeros, dot.depth), lanes)
     elif of_group:
         own = _for_lanes_of_groups(data, zeros, lanes, of_group, dot)
@@ -127,15 +128,20 @@ def _vector_indices(indices: Sequence[Any], zeros: dict[Any, Any], length: int) 
     return [*outer, tirx.Ramp(last, tirx.IntImm(last.ty.dtype, 1), length)]
 
 
-def _of_group(data: tuple[Any, Sequence[Any]], loop: tirx.For) -> int:
+def _of_group(data: tuple[Any, Sequence[Any]], loop: tirx.For, dot: Dot) -> int:
     """How many neighbouring lanes read the same elements: all of them; or the columns of a group of a convolution, the
-    next of which read what lies as many elements further; 0 if it is otherwise."""
+    next of which read what lies as many elements further, whole words of it; 0 if it is otherwise."""
     tensor, indices = data
     lanes = int(loop.extent)
     apart = [analysis.stride(indices, tensor.ty.shape, loop.loop_var, lane) for lane in range(1, lanes)]
     of_group = next((lane for lane, far in enumerate(apart, start=1) if far), lanes)
-    expected = [lane // of_group * of_group for lane in range(1, lanes)]
-    return of_group if apart == expected else 0
+    if of_group == lanes:
+        return lanes
+    nowhere = {var: tirx.IntImm(var.ty.dtype, 0) for var in analysis.variables(indices)}
+    first = Analyzer().simplify(analysis.replaced(indices[-1], nowhere))  # where the channels of the first group begin
+    begins = isinstance(first, tirx.IntImm) and int(first) % of_group == 0
+    fits = begins and of_group % dot.depth == 0 and lanes % of_group == 0
+    return of_group if fits and apart == [lane // of_group * of_group for lane in range(1, lanes)] else 0
 
 
 def _for_lanes_of_groups(

@@ -183,6 +183,33 @@ def test_convolutions_in_groups_have_it_and_are_numpys(cpu, dot, groups, channel
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=0 if dot is INT8 else 1e-4)
 
 
+@pytest.mark.parametrize(("offset", "has_it"), [(0, True), (4, True), (2, False), (3, False)])
+def test_groups_that_begin_within_a_word_of_others_are_left_to_loops(cpu, offset, has_it):
+    """Groups of four columns and as many channels, of data that begin at some channel."""
+    x, w = te.placeholder((6, 24), "bfloat16", name="x"), te.placeholder((4, 16), "bfloat16", name="w")
+    k = te.reduce_axis((0, 4), "k")
+    out = te.compute((6, 16), lambda i, j: te.sum(
+        x[i, offset + j // 4 * 4 + k].astype("float32") * w[k, j].astype("float32"), axis=k), name="out")  # fmt: skip
+    schedule = Schedule(as_workload(te.create_prim_func([x, w, out])))
+    packed = schedule.cache_read(schedule.get_sblock("out"), 1, "global")
+    schedule.transform_layout(packed, ("write", 0), lambda k, j: (k // 2, j, k % 2))
+    block = schedule.get_sblock("out")
+    i, lane, k = schedule.get_loops(block)
+    step, pair = schedule.split(k, [None, 2])
+    schedule.reorder(i, step, lane, pair)
+    schedule.unroll(step)
+    schedule.annotate(lane, dot.MARK, BF16.name)
+    schedule.decompose_reduction(block, step)
+    inputs = [random((6, 24), 0), random((4, 16), 1)]
+    data, weights = (each.astype(np.float32) for each in inputs)
+    parts = [data[:, offset + 4 * n : offset + 4 * n + 4] @ weights[:, 4 * n : 4 * n + 4] for n in range(4)]
+
+    found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros((6, 16), np.float32))
+
+    assert (instructions(schedule.mod, Target(WITH)) > 0) == has_it
+    np.testing.assert_allclose(found, np.concatenate(parts, -1), rtol=1e-5, atol=1e-5)
+
+
 @needs_vnni
 @pytest.mark.parametrize("depth", [32, 12, 7], ids=["quads", "few quads", "no quads"])
 def test_products_of_bytes_are_numpys_to_the_last_bit(cpu, depth):
