@@ -162,7 +162,8 @@ def trials_of(run: Path) -> pd.DataFrame:
         if not now.measurements.exists():  # interrupted
             break
         asked = tables.read(now.candidates, schemas.CANDIDATES).to_pandas().set_index("candidate_id")
-        rows = tables.read(now.measurements, schemas.MEASUREMENTS).to_pandas()
+        measurements = tables.read(now.measurements, schemas.MEASUREMENTS)
+        rows = measurements.to_pandas().assign(latency_s=history.latencies_s(measurements))
         rows["origin"] = asked.loc[rows["candidate_id"], "origin"].to_numpy()
         clock = {f"{name}_clock_s": tables.stamp(path, schema).clock.get(name, 0.0) for name, path, schema in (
             ("search", now.candidates, schemas.CANDIDATES), ("build", now.measurements, schemas.MEASUREMENTS),
@@ -170,7 +171,6 @@ def trials_of(run: Path) -> pd.DataFrame:
         )}  # fmt: skip
         parts.append(rows.assign(round=now.number, **clock))
     found = pd.concat(parts, ignore_index=True)
-    found["latency_s"] = [np.median(each) if len(each) else np.nan for each in found["latencies"]]
     model = ModelFiles(run.parent.parent)
     known = tables.read(model.subgraphs, schemas.SUBGRAPHS).to_pandas().set_index("subgraph_id")
     found = found.join(known[["name", "core_operator", "flop", "weight"]], on="subgraph_id")
@@ -186,8 +186,8 @@ def measured(run: RunFiles) -> Samples:
     parts = []
     for files in run.rounds(len(list((run.folder / "rounds").iterdir()))):
         asked = tables.read(files.candidates, schemas.CANDIDATES).to_pandas().set_index("candidate_id")
-        rows = tables.read(files.measurements, schemas.MEASUREMENTS).to_pandas().sort_values("measured_at")
-        latencies = [np.median(each) if len(each) else np.nan for each in rows["latencies"]]
+        measurements = tables.read(files.measurements, schemas.MEASUREMENTS).sort_by("measured_at")
+        rows, latencies = measurements.to_pandas(), history.latencies_s(measurements)
         features = asked.loc[rows["candidate_id"], "features"].tolist()
         parts.append(pd.DataFrame({"w": rows["subgraph_id"].tolist(), "x": features, "y": latencies}))
     found = pd.concat(parts)
@@ -305,13 +305,8 @@ def main() -> None:
     logging.getLogger("tvm").setLevel(logging.ERROR)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.run:
-        date = time.strftime("%Y-%m-%d", time.gmtime())
-        add(
-            options.out / "trials.parquet",
-            trials_of(options.run),
-            revision=options.revision or provenance.revision(),
-            date=date,
-        )
+        kept = provenance.columns(0, options.revision)  # of the code, and when; the run says on which GPU
+        add(options.out / "trials.parquet", trials_of(options.run), revision=kept["revision"], date=kept["date"])
         print(table(options.out))
         return
     target = targets.target(options.target)

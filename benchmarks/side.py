@@ -132,20 +132,10 @@ def torch(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
     inductor.freezing = True
     inductor.compile_threads = 1  # in this process: compilers that wait for work would not be out of the way
     # One graph or an error: what is not compiled would be timed as if it were.
-    program, trees = torch.export.load(file), torch.utils._pytree
+    program = torch.export.load(file)
     compiled = torch.compile(program.module(), fullgraph=True)
     tensors = [torch.from_numpy(array) for array in arrays]
-    positional, named = trees.tree_unflatten(tensors, program.call_spec.in_spec)
-    last: list[Any] = []
-
-    def infer() -> None:
-        last[:] = [compiled(*positional, **named)]
-
-    return Loaded(
-        infer,
-        lambda: [value.numpy() for value in trees.tree_leaves(last)],
-        f"torch {torch.__version__} (inductor, freezing)",
-    )
+    return _called(compiled, program, tensors, f"torch {torch.__version__} (inductor, freezing)")
 
 
 def torch_cuda(file: Path, arrays: Sequence[np.ndarray], _threads: int, how: str = "eager") -> Loaded:
@@ -160,23 +150,33 @@ def torch_cuda(file: Path, arrays: Sequence[np.ndarray], _threads: int, how: str
 
     torch.set_grad_enabled(False)
     torch.backends.cudnn.allow_tf32 = False
-    program, trees = move_to_device_pass(torch.export.load(file), "cuda"), torch.utils._pytree
+    program = move_to_device_pass(torch.export.load(file), "cuda")
     run: Callable[..., Any] = program.module()
     if how != "eager":
         run = torch.compile(run, fullgraph=True, mode=how)
     tensors = [torch.from_numpy(array).to("cuda") for array in arrays]
+    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return _called(run, program, tensors, f"torch {torch.__version__} ({how}, {cuda})", torch.cuda.synchronize)
+
+
+def _called(
+    run: Callable[..., Any],
+    program: Any,
+    tensors: Sequence[Any],
+    version: str,
+    wait: Callable[[], None] = lambda: None,
+) -> Loaded:
+    """An exported program of torch, by what runs it; an inference ends when `wait` does."""
+    from torch.utils import _pytree as trees
+
     positional, named = trees.tree_unflatten(tensors, program.call_spec.in_spec)
     last: list[Any] = []
 
     def infer() -> None:
         last[:] = [run(*positional, **named)]
-        torch.cuda.synchronize()
+        wait()
 
-    return Loaded(
-        infer,
-        lambda: [value.cpu().numpy() for value in trees.tree_leaves(last)],
-        f"torch {torch.__version__} ({how}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()})",
-    )
+    return Loaded(infer, lambda: [value.cpu().numpy() for value in trees.tree_leaves(last)], version)
 
 
 KINDS: dict[str, Callable[[Path, Sequence[np.ndarray], int], Loaded]] = {

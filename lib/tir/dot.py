@@ -131,12 +131,12 @@ def _vector_indices(indices: Sequence[Any], zeros: dict[Any, Any], length: int) 
 def _of_group(data: tuple[Any, Sequence[Any]], loop: tirx.For, dot: Dot) -> int:
     """How many neighbouring lanes read the same elements: all of them; or the columns of a group of a convolution, the
     next of which read what lies as many elements further, whole words of it; 0 if it is otherwise."""
-    tensor, indices = data
-    lanes = int(loop.extent)
-    apart = [analysis.stride(indices, tensor.ty.shape, loop.loop_var, lane) for lane in range(1, lanes)]
-    of_group = next((lane for lane, far in enumerate(apart, start=1) if far), lanes)
-    if of_group == lanes:
+    (tensor, indices), lanes = data, int(loop.extent)
+    at = indices, tensor.ty.shape, loop.loop_var
+    if analysis.is_linear(*at, lanes):  # the next lane reads the same
         return lanes
+    apart = [analysis.stride(*at, lane) for lane in range(1, lanes)]
+    of_group = next(lane for lane, far in enumerate(apart, start=1) if far)
     nowhere = {var: tirx.IntImm(var.ty.dtype, 0) for var in analysis.variables(indices)}
     first = Analyzer().simplify(analysis.replaced(indices[-1], nowhere))  # where the channels of the first group begin
     begins = isinstance(first, tirx.IntImm) and int(first) % of_group == 0

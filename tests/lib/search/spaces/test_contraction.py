@@ -151,11 +151,13 @@ def test_groups_that_fill_a_part_of_a_vector_share_it(cpu, share):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("per_group", [(1, 1), (1, 2), (4, 2)])
-def test_other_groups_of_few_channels_are_left_alone(cpu, per_group):
-    ins, outs = per_group
+@pytest.mark.parametrize(("share", "ins_of_outs"), [(16, 1), (8, 2), (8, 3)])
+def test_other_groups_of_few_channels_are_left_alone(cpu, share, ins_of_outs):
+    """Of less than a quarter of a vector, and of one column, or of another number of channels."""
+    columns = max(1, registers(cpu.tvm()).lanes // share)
+    groups = 32 // columns
 
-    assert not contraction.fits(grouped(16, (16 * ins, 16 * outs)), cpu.tvm())
+    assert not contraction.fits(grouped(groups, (groups * columns * ins_of_outs, 32)), cpu.tvm())
 
 
 def test_sums_that_nothing_follows_are_copied_out(cpu):
