@@ -1,13 +1,16 @@
 """Products with a bias in Strassen's way and as they are: which is faster, and which `lib.graph.strassen` takes.
 
-    python benchmarks/strassen.py --programs 100 --out benchmarks/strassen/zen5.parquet 197x768x3072 784x128x512 ...
+    python benchmarks/strassen.py --programs 100 --out benchmarks/strassen/zen5.parquet 197x768x3072 14x14x1024x512 ...
 
-Random programs of each, the fastest of which are timed again in turn, with weights that come from memory. Prints the
-fastest of both ways. Nothing else may run on the machine.
+Rows, or lines and pixels of an image, whose product is a 1x1 convolution, then depth and columns. Random programs of
+each, the fastest of which are timed again in turn, with weights that come from memory. Prints the fastest of both ways.
+Nothing else may run on the machine.
 """
 
 import argparse
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from lib.graph import strassen
@@ -25,17 +28,25 @@ import pandas as pd
 import tvm
 from tvm import te, topi
 
-_WAYS, _SIDES = ("plain", "strassen"), ("rows", "depth", "columns")
+_WAYS, _SIDES = ("plain", "strassen"), ("rows", "depth", "columns")  # rows: as text, `14x14` of an image
 _AGAIN, _TURNS, _REPEAT_S = 8, 5, 0.02
 
 
-def workload(rows: int, depth: int, columns: int, way: str) -> tvm.IRModule:
-    """A product of `rows x depth` with `depth x columns` weights, and a bias."""
-    data, shift = te.placeholder((rows, depth), name="data"), te.placeholder((columns,), name="shift")
+def workload(rows: Sequence[int], depth: int, columns: int, way: str) -> tvm.IRModule:
+    """A product of `rows x depth` with `depth x columns` weights, and a bias.
+
+    Args:
+        rows: One extent, or the lines and pixels of an image.
+    """
+    lines = (1, *rows) if len(rows) > 1 else tuple(rows)
+    data, shift = te.placeholder((*lines, depth), name="data"), te.placeholder((columns,), name="shift")
     machine = registers(TARGET.tvm())
     if way == "strassen":
         weight = te.placeholder((len(strassen.WEIGHT), depth // 2, columns // 2), name="weight")
-        product = strassen.product(data, weight, *strassen.paired((rows,), machine), machine.lanes)
+        product = strassen.product(data, weight, *strassen.paired(lines, machine), machine.lanes)
+    elif len(rows) > 1:
+        weight = te.placeholder((1, 1, depth, columns), name="weight")
+        product = topi.nn.conv(data, weight, [1, 1], [0] * 4, [1, 1], 1, "NHWC", "HWIO", "float32")
     else:
         weight = te.placeholder((depth, columns), name="weight")
         product = topi.matmul(data, weight)
@@ -43,51 +54,51 @@ def workload(rows: int, depth: int, columns: int, way: str) -> tvm.IRModule:
     return as_workload(function.with_attr("layout_free_buffers", [1]))
 
 
-def fastest(sides: tuple[int, int, int], programs: int) -> pd.DataFrame:
+def fastest(rows: Sequence[int], depth: int, columns: int, programs: int) -> pd.DataFrame:
     """A row for each way, program and turn: its latency in microseconds."""
     kernels: dict[str, Kernels] = {}
     left: dict[str, list[int]] = {}
-    rows: list[dict[str, float | int | str]] = []
+    found: list[dict[str, float | int | str]] = []
     for way in _WAYS:
         kernels[way] = Kernels(TARGET.tvm())
-        module = workload(*sides, way)
+        module = workload(rows, depth, columns, way)
         kernels[way].define(Define(tvm.ir.save_json(module)))
         left[way] = list(range(programs))
         for program, proposal in enumerate(evolution.sample(module, TARGET.tvm(), programs, known=set(), seed=0)):
             kernels[way].build(Build(str(program), proposal.trace))
+    names: dict[str, float | int | str] = dict(zip(_SIDES, ("x".join(map(str, rows)), depth, columns), strict=True))
     for turn in range(_TURNS):
         for way, numbers in left.items():
             timed = {n: kernels[way].time(Time(str(n), 1, _REPEAT_S, cold_weights=True)) for n in numbers}
             us = {n: reply.latencies[0] * 1e6 for n, reply in timed.items()}
             if turn == 0:
                 left[way] = sorted(us, key=us.__getitem__)[:_AGAIN]
-            names = dict(zip(_SIDES, sides, strict=True))
-            rows += [{**names, "way": way, "turn": turn, "program": n, "us": latency} for n, latency in us.items()]
-    return pd.DataFrame(rows)
+            found += [{**names, "way": way, "turn": turn, "program": n, "us": latency} for n, latency in us.items()]
+    return pd.DataFrame(found)
 
 
 def report(table: pd.DataFrame) -> None:
     """Print the fastest program of each product in each way, by the median of the turns after the first."""
     again = table[table["turn"] > 0].groupby([*_SIDES, "way", "program"])["us"].median()
+    machine = registers(TARGET.tvm())
     print("| rows x depth x columns | as it is, us | GFLOP/s | Strassen's, us | ratio | taken |")
     print("|---|---|---|---|---|---|")
     for us in again.groupby([*_SIDES, "way"]).min().unstack("way").reset_index().to_dict("records"):
-        rows, depth, columns = (int(us[side]) for side in _SIDES)
-        padded = 2 * strassen.paired((rows,), registers(TARGET.tvm()))[1]
-        taken = "yes" if strassen.pays(rows, depth, columns, padded) else "no"
-        speed, ratio = 2 * rows * depth * columns / us["plain"] / 1e3, us["plain"] / us["strassen"]
-        print(f"| {rows} x {depth} x {columns} | {us['plain']:.0f} | {speed:.0f} | {us['strassen']:.0f} | "
+        rows, depth, columns = [int(n) for n in str(us["rows"]).split("x")], int(us["depth"]), int(us["columns"])
+        taken = "yes" if strassen.is_taken((1, *rows), depth, columns, machine) else "no"
+        speed, ratio = 2 * math.prod(rows) * depth * columns / us["plain"] / 1e3, us["plain"] / us["strassen"]
+        print(f"| {us['rows']} x {depth} x {columns} | {us['plain']:.0f} | {speed:.0f} | {us['strassen']:.0f} | "
               f"{ratio:.2f} | {taken} |")  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("products", nargs="+", help="ROWSxDEPTHxCOLUMNS")
+    parser.add_argument("products", nargs="+", help="ROWSxDEPTHxCOLUMNS, or LINESxPIXELSxDEPTHxCOLUMNS")
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--out", type=Path, required=True, help="keep each turn as Parquet")
     given = parser.parse_args()
-    sides = [tuple(map(int, text.split("x"))) for text in given.products]
-    found = [fastest((rows, depth, columns), given.programs) for rows, depth, columns in sides]
+    sides = [[int(n) for n in text.split("x")] for text in given.products]
+    found = [fastest(rows, depth, columns, given.programs) for *rows, depth, columns in sides]
     table = pd.concat(found, ignore_index=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(given.out)

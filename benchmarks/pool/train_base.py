@@ -225,12 +225,12 @@ def _added(before: dict[str, Any], card: dict[str, Any], wanted: list[str]) -> d
     wanted anew, and have too few programs.
 
     Raises:
-        SystemExit: The models of before are of other features, or programs were lowered in another way.
+        SystemExit: The models of before are of other features, or were trained otherwise.
     """
-    for key in ("features", "lowering", "training"):
+    for key in ("features", "training"):
         if before[key] != card[key]:
             raise SystemExit(f"--add: the models that are there have {key} {before[key]}, the new ones {card[key]}.")
-    told = {key: card[key] for key in ("made", "models", "left out", "programs")}
+    told = {key: card[key] for key in ("made", "lowering", "models", "left out", "programs")}
     told["operators"] = sorted(card["operators"])
     added = [each for each in before.get("added", []) if not set(each["operators"]) & set(card["operators"])]
     kept = {operator: facts for operator, facts in before["operators"].items() if operator not in wanted}

@@ -37,6 +37,7 @@ RESULT = ((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0), (0, 1, 0, 1, 0, 0, 0), 
 _FLOAT = "float32"
 _FROM_MEMORY, _THROUGH_CACHE = 10, 7  # cost of an element, in multiplications
 _WORTH_IT = 0.02  # of the multiplications
+_TILE_VECTORS = (2, 3)  # of which half the columns must be made
 
 
 def replacement(machine: Registers) -> Choose:
@@ -49,18 +50,26 @@ def _replacement(machine: Registers, call: relax.Call) -> Replacement | None:
         return None
     data, weight = shape_of(call.args[0]), shape_of(call.args[1])
     depth, columns = weight[-2:]
-    if machine.lanes < 2 or depth % (2 * machine.lanes) or columns % (2 * machine.lanes):
-        return None
-    axis, pairs = paired(data[:-1], machine)
-    padded = 2 * pairs * math.prod(data[:-1]) // data[axis]
-    if not pays(math.prod(data[:-1]), depth, columns, padded):
+    if not is_taken(data[:-1], depth, columns, machine):
         return None
     return Replacement(
         kind=(FUNCTION, machine.lanes),
         value=partial(summed, lanes=machine.lanes),
         shape=(len(WEIGHT), depth // 2, columns // 2),
-        emit=partial(_emit, axis, pairs, machine.lanes),
+        emit=partial(_emit, *paired(data[:-1], machine), machine.lanes),
     )
+
+
+def is_taken(rows: Sequence[int], depth: int, columns: int, machine: Registers) -> bool:
+    """Whether a product of data of some rows is computed so: its quarters are whole vectors, register tiles fit them,
+    and it pays."""
+    quartered = 2 * machine.lanes
+    if machine.lanes < 2 or depth % quartered or columns % quartered:
+        return False
+    if all(columns // quartered % vectors for vectors in _TILE_VECTORS):
+        return False  # tiles of one vector load a number for each product
+    axis, pairs = paired(rows, machine)
+    return pays(math.prod(rows), depth, columns, 2 * pairs * math.prod(rows) // rows[axis])
 
 
 def _is_product(call: relax.Call) -> bool:
@@ -96,19 +105,25 @@ def pays(rows: int, depth: int, columns: int, padded_rows: int = 0) -> bool:
 def paired(rows: Sequence[int], machine: Registers) -> tuple[int, int]:
     """Along which axis of the data lines are paired, and how many pairs there are.
 
-    One that has an even number: if there is such, not the first, which may be samples that have nothing to do with one
-    another, and rather not the last, which register tiles are along. If there is none, the last one is padded until
-    rows of a good tile divide its pairs.
+    The last one, which register tiles are along, if its pairs are whole tiles of a good height: so the axes before it
+    keep all their lines for the cores (14 of an image, where 7 pairs of them leave one of two cores idle at the end).
+    Else one that has an even number: if there is such, not the first, which may be samples that have nothing to do with
+    one another, and rather not the last. If there is none, the last one is padded until rows of a good tile divide its
+    pairs.
     """
     last = len(rows) - 1
-    axis = next((n for n in [*range(last - 1, 0, -1), last, 0] if rows[n] % 2 == 0), last)
-    if axis < last:
-        return axis, rows[axis] // 2
     most = (machine.count - 3) // 2  # rows of a register tile of two vectors
-    pairs = -(-rows[axis] // 2)
     heights = range(most // 3 + 1, most + 1)  # of tiles that keep the cores busy
-    good = (n for n in range(pairs, 2 * pairs) if n <= most or any(n % height == 0 for height in heights))
-    return axis, next(good, pairs)
+    pairs, is_odd = -(-rows[last] // 2), rows[last] % 2
+
+    def is_whole_tiles(n: int) -> bool:
+        return any(n % height == 0 for height in heights)
+
+    if is_odd or not is_whole_tiles(pairs):
+        axis = next((n for n in [*range(last - 1, 0, -1), last, 0] if rows[n] % 2 == 0), last)
+        if axis < last:
+            return axis, rows[axis] // 2
+    return last, next((n for n in range(pairs, 2 * pairs) if n <= most or is_whole_tiles(n)), pairs)
 
 
 def summed(weight: np.ndarray, lanes: int) -> np.ndarray:

@@ -229,16 +229,18 @@ def test_programs_of_metaschedules_space_are_left_out_where_a_subgraph_has_a_spa
 def test_models_that_are_added_replace_those_of_their_operators_and_leave_the_others():
     from train_base import _added
 
-    same = {"features": "f", "lowering": ["l"], "training": {}}
-    before = {**same, "operators": {"matmul": 1, "reduce": 1, "softmax": 1}}
-    card = {**same, "operators": {"reduce": 2}, "made": "now", "models": [], "left out": [], "programs": {}}
+    same = {"features": "f", "training": {}}
+    before = {**same, "lowering": ["r4"], "operators": {"matmul": 1, "reduce": 1, "softmax": 1}}
+    told = {"made": "now", "lowering": ["r5"], "models": [], "left out": [], "programs": {}}
+    card = {**same, **told, "operators": {"reduce": 2}}
 
     added = _added(before, card, ["reduce", "softmax"])  # of the latter there was not enough
 
     assert added["operators"] == {"matmul": 1, "reduce": 2}
-    assert [each["operators"] for each in added["added"]] == [["reduce"]]
-    with pytest.raises(SystemExit, match="have lowering"):
-        _added({**before, "lowering": []}, card, ["reduce"])
+    assert added["lowering"] == ["r4"]
+    assert added["added"] == [{**told, "operators": ["reduce"]}]
+    with pytest.raises(SystemExit, match="have features"):
+        _added({**before, "features": "g"}, card, ["reduce"])
 
 
 def test_measurements_go_where_they_are_worth_most():

@@ -44,6 +44,7 @@ SHAPES = [
     (1, 13),  # padded
     (4, 7),  # an axis before the rows has pairs
     (1, 3, 6, 5),
+    (1, 2, 3, 10),  # the rows themselves, of an image
     (1, 1, 2),
 ]
 
@@ -102,7 +103,9 @@ def test_its_error_is_a_few_times_that_of_the_definition():
         ((1, 197), (1, 99)),  # tiles of 9 or of 11 rows
         ((1, 128), (1, 64)),
         ((1, 202), (1, 102)),  # 101 is a prime number: tiles of 6
-        ((1, 14, 14), (1, 7)),  # the lines of an image
+        ((1, 14, 14), (2, 7)),  # every other pixel of an image's lines
+        ((1, 8, 8), (1, 4)),  # the lines: tiles of four pixels would keep no core busy
+        ((1, 12, 7), (1, 6)),
         ((1, 8, 8, 7, 7), (2, 4)),
         ((2, 128), (1, 64)),  # samples have nothing to do with one another
         ((4, 49), (0, 2)),
@@ -172,6 +175,7 @@ def test_products_and_1x1_convolutions_that_gain_are_replaced(cpu, made):
         convolution(kernel=3, padding=1),
         model(op.matmul, (512, 520), 1, 197, 512),  # quarters of whole vectors there are none
         model(op.matmul, (520, 512), 1, 197, 520),
+        model(op.matmul, (1024, 416), 1, 196, 1024),  # half of its columns are 13 vectors, which no good tile divides
         model(op.matmul, (4, 512, 512), 4, 197, 512),  # a product for each
         model(op.matmul, (512, 512), 1, 32, 512),  # too few rows
     ],
