@@ -1,7 +1,7 @@
 """What learning, spaces and settings are worth apart: one small model, tuned in several ways with equal trials.
 
     python benchmarks/equal_trials.py --model FILE --heaviest 4 --trials-per-subgraph 128 --seeds 0 1 2 --out FOLDER
-    python benchmarks/equal_trials.py --table FOLDER
+    python benchmarks/equal_trials.py --table FOLDER ...    # of several, one for each model: a line for each and side
 
 The sides are stock MetaSchedule (rounds of 64 trials, its default), stock in rounds of 10, which is as soon as this
 tuner looks at all subgraphs, stock with 512 trials a subgraph, this tuner's search in stock's space, and in its own
@@ -150,32 +150,64 @@ def time_winners(subgraphs: Sequence[Subgraph], trials: pd.DataFrame, turns: int
     return pd.concat(rows, ignore_index=True).assign(**provenance.columns(TARGET.threads))
 
 
+def ratios(trials: pd.DataFrame, winners: pd.DataFrame) -> dict[str, dict[int, tuple[intervals.Statistic, int]]]:
+    """By side and seed, how many times as long the first side's winners take, with the number of turns."""
+    sides = [name for name in WAYS if name in set(trials["side"])]
+    totals = {int(seed): duel.totals(part) for seed, part in winners.groupby("seed")}
+    return {
+        side: {seed: (intervals.best_ratio_of([found[sides[0]]], found[side]), len(found))
+               for seed, found in totals.items() if side in found}
+        for side in sides
+    }  # fmt: skip
+
+
 def table(trials: pd.DataFrame, winners: pd.DataFrame) -> str:
     """Markdown: a line for each side and seed, and for each side over its seeds."""
     lines = [
         "| side | seed | trials | tuning, s | estimated, ms | winners in turn, ms | stock / side |",
         "|---|---|---|---|---|---|---|",
     ]
-    totals = {seed: duel.totals(part) for seed, part in winners.groupby("seed")}
-    base = next(name for name in WAYS if name in set(trials["side"]))
-    for side in (name for name in WAYS if name in set(trials["side"])):
-        ratios = []
-        for seed, part in trials[trials["side"] == side].groupby("seed"):
-            found = totals[seed]
-            ratio = intervals.best_ratio_of([found[base]], found[side])
-            ratios.append((ratio, len(found)))
-            in_turn = intervals.estimate(intervals.median_of(found[side]), len(found))
+    for side, of_seeds in ratios(trials, winners).items():
+        for seed, ratio in of_seeds.items():
+            part = trials[(trials["side"] == side) & (trials["seed"] == seed)]
+            found = duel.totals(winners[winners["seed"] == seed])[side]
+            in_turn = intervals.estimate(intervals.median_of(found), len(found))
             facts = (len(part), f"{part['tuning_s'].iloc[0]:.0f}", f"{part['estimate_s'].min() * 1e3:.3f}")
-            cells = " | ".join(map(str, (*facts, in_turn.text(1e3), intervals.estimate(ratio, len(found)).text())))
+            cells = " | ".join(map(str, (*facts, in_turn.text(1e3), intervals.estimate(*ratio).text())))
             lines.append(f"| {side} | {seed} | {cells} |")
-        lines.append(f"| {side} | geometric mean | | | | | {intervals.geometric_mean(ratios).text()} |")
+        lines.append(f"| {side} | geometric mean | | | | | {intervals.geometric_mean([*of_seeds.values()]).text()} |")
+    return "\n".join(lines)
+
+
+def summary(folders: Sequence[Path]) -> str:
+    """Markdown: a line for each model and side but the first one, with all its seeds, and for each side over models."""
+    lines = [
+        "| model | subgraphs | trials | side | tuning, s (stock) | stock / side, by seed | geometric mean |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    of_sides: dict[str, list[tuple[intervals.Statistic, int]]] = {}
+    for folder in folders:
+        trials, winners = (pd.read_parquet(folder / f"{name}.parquet") for name in ("trials", "winners"))
+        (base, _), *others = ratios(trials, winners).items()
+        seconds = trials.groupby("side")["tuning_s"].mean()
+        for side, of_seeds in others:
+            statistics = [*of_seeds.values()]
+            of_sides.setdefault(side, []).extend(statistics)
+            seeds = ", ".join(f"{intervals.estimate(*each).value:.2f}" for each in statistics)
+            facts = (folder.name, trials["subgraph_id"].nunique(), trials["trial"].max(), side)
+            cells = " | ".join(map(str, (*facts, f"{seconds[side]:.0f} ({seconds[base]:.0f})", seeds)))
+            lines.append(f"| {cells} | {intervals.geometric_mean(statistics).text()} |")
+    for side, statistics in of_sides.items():
+        lines.append(f"| all | | | {side} | | | {intervals.geometric_mean(statistics).text()} (of {len(statistics)}) |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Tune, time and print, or print what was kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the table of the rows there, and end")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", metavar="FOLDER", help="print what the rows there say, and end"
+    )
     parser.add_argument("--model")
     parser.add_argument("--heaviest", type=int, default=4, help="tune only so many, with most FLOP; 0: all")
     parser.add_argument("--trials-per-subgraph", type=int, default=128)
@@ -184,9 +216,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=_TURNS, help="of the winners")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    folder = options.table or options.out
-    if not folder or not (options.table or options.model):
+    if not options.table and not (options.out and options.model):
         parser.error("--model and --out are needed, or --table")
+    if len(options.table or []) > 1:
+        print(summary(options.table))
+        return
+    folder = options.table[0] if options.table else options.out
     kept, timed = folder / "trials.parquet", folder / "winners.parquet"
     if not options.table:
         logging.getLogger("tvm").setLevel(logging.ERROR)

@@ -45,14 +45,14 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
         return None
     return Replacement(
         kind=(_FUNCTION, groups, wider),
-        value=partial(_padded, groups, wider - columns),
+        value=partial(padded, groups, wider - columns),
         shape=(*weight[:-1], groups * wider),
         emit=partial(_emit, columns),
         dtype=dtype(call.args[1]),
     )
 
 
-def _padded(groups: int, more: int, weight: np.ndarray) -> np.ndarray:
+def padded(groups: int, more: int, weight: np.ndarray) -> np.ndarray:
     """A weight with `more` columns of zeros after those of each group."""
     apart = weight.reshape(*weight.shape[:-1], groups, -1)
     return np.pad(apart, [(0, 0)] * (apart.ndim - 1) + [(0, more)]).reshape(*weight.shape[:-1], -1)

@@ -23,7 +23,7 @@ import numpy as np
 from tvm import relax, te, tirx, topi
 from tvm.relax import op
 
-from lib.graph import patterns
+from lib.graph import patterns, widen
 from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import dtype, is_call, is_channels_last
 
@@ -68,27 +68,30 @@ _TRANSFORMS = {
 }  # fmt: skip
 
 
-def replacement(instructions: str = "", *, is_narrow: bool = False) -> Choose:
+def replacement(instructions: str = "", lanes: int = _LANES, *, is_narrow: bool = False) -> Choose:
     """What computes convolutions in Winograd's way, where that is faster.
 
     Args:
         instructions: The class of the target (`CpuTarget.instructions`).
+        lanes: Of its vectors, which output channels are padded to where that is faster (`lib.graph.widen`).
         is_narrow: With products in bf16.
     """
-    return partial(_replacement, instructions, _NARROW if is_narrow else _WIDE)
+    return partial(_replacement, instructions, lanes, _NARROW if is_narrow else _WIDE)
 
 
-def _replacement(instructions: str, kind: str, call: relax.Call) -> Replacement | None:
+def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> Replacement | None:
     tile = _tile(call, kind, instructions)
     if not tile:
         return None
     size = tile + KERNEL - 1
     *depth, _, _, inputs, outputs = shape_of(call.args[1])
+    wider = -(-outputs // lanes) * lanes
+    more = wider - outputs if widen.pays(outputs, wider, lanes) else 0
     return Replacement(
-        kind=(FUNCTION, tile, kind),
-        value=lambda kernel: transformed(kernel, tile, kind),
-        shape=(size, size, *depth, inputs, outputs),
-        emit=partial(_emit, tile, kind),
+        kind=(FUNCTION, tile, kind, more),
+        value=lambda kernel: transformed(widen.padded(1, more, kernel), tile, kind),
+        shape=(size, size, *depth, inputs, outputs + more),
+        emit=partial(_emit, tile, kind, outputs),
         dtype=kind,
     )
 
@@ -277,15 +280,17 @@ def _tile(call: relax.Call, kind: str, instructions: str) -> int:
 
 
 def _emit(
-    tile: int, kind: str, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
+    tile: int, kind: str, outputs: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
 ) -> relax.Expr:
     data, kernel = args
     if kind != _WIDE:
         data = builder.emit(op.astype(data, kind))
-    return builder.call_te(
+    computed = builder.call_te(
         convolution, data, kernel, tile, [int(p) for p in call.attrs.padding], primfunc_name_hint=FUNCTION,
         primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
+    is_wider = shape_of(kernel)[-1] > outputs
+    return widen.cut(builder, builder.emit(computed), outputs) if is_wider else computed
 
 
 def _entry(matrix: np.ndarray, row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:

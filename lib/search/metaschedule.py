@@ -126,7 +126,8 @@ class _Guide(ms.cost_model.PyCostModel):
             self.seen |= {
                 key: float(score) for key, score in zip(new, self.model.scores(list(new.values())), strict=True)
             }
-        return np.array([self.seen[key] for key in hashes], dtype=np.float64)
+        # Scores are logarithms; TVM takes shares of them to draw parents, and those below zero for zero, all alike.
+        return np.exp([self.seen[key] for key in hashes])
 
     def load(self, path: str) -> None: ...
 

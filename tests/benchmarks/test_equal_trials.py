@@ -61,6 +61,23 @@ def test_the_table_is_made_from_the_rows_and_nothing_is_tuned_twice(tuned, produ
     assert (folder / "trials.parquet").read_bytes() == kept
 
 
+def test_the_summary_has_each_model_and_side_and_their_means(tuned):
+    folder, printed = tuned
+    of_side = {side: next(line for line in printed.splitlines() if line.startswith(f"| {side} | geometric mean |"))
+               for side in SIDES[1:]}  # fmt: skip
+
+    lines = run_script("equal_trials.py", "--table", folder, folder).stdout.splitlines()[2:]
+
+    for side in SIDES[1:]:
+        mean = of_side[side].split(" | ")[-1].removesuffix(" |")
+        of_models = [line for line in lines if f"| 1 | {TRIALS} | {side} |" in line]
+        assert len(of_models) == 2
+        assert all(line.endswith(f"| {mean} |") for line in of_models)
+        [over_all] = [line for line in lines if line.startswith(f"| all | | | {side} |")]
+        assert over_all.split(" | ")[-1].split(" [")[0] == mean.split(" [")[0]
+        assert over_all.endswith("(of 2) |")
+
+
 def test_ways_are_of_equal_trials_but_for_the_one_that_says_otherwise():
     assert {name: way.trials_per_subgraph for name, way in equal_trials.WAYS.items() if way.trials_per_subgraph} == {
         "stock, 512 a subgraph": 512

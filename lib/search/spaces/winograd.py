@@ -40,7 +40,7 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     def tiled(tile: Tile, rows_first: bool, sketch: Schedule) -> None:
         _transform_data(sketch, block, tiling.lanes_for(extents[roles.reduction[-1]], machine))
         tile_contraction(sketch, block, roles, tile, rows_first=rows_first)
-        _transform_results(sketch, block, tile.lanes)
+        _transform_results(sketch, block, machine)
 
     tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)]
     return feasible(schedule, [partial(tiled, tile, first) for tile in tiles for first in (False, True)])
@@ -80,7 +80,7 @@ def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1) -
     schedule.set_scope(block, 0, "local")
 
 
-def _transform_results(schedule: Schedule, product: SBlockRV, lanes: int) -> None:
+def _transform_results(schedule: Schedule, product: SBlockRV, machine: Registers) -> None:
     [copy] = schedule.get_consumers(product)  # of the accumulators
     [lines] = schedule.get_consumers(copy)
     [columns] = schedule.get_consumers(lines)
@@ -92,6 +92,8 @@ def _transform_results(schedule: Schedule, product: SBlockRV, lanes: int) -> Non
     *images, line, column, channel = schedule.get_loops(last)
     line, y = schedule.split(line, [None, size])
     column, x = schedule.split(column, [None, size])
+    # Channels that only fill vectors (`lib.graph.widen`) are dropped here.
+    lanes = tiling.lanes_for(primitives.extent_of(schedule, channel), machine)
     channel, lane = schedule.split(channel, [None, lanes])
     schedule.reorder(*images, line, column, channel, y, x, lane)
     task = _tasks(schedule, [*images, line, column], channel)

@@ -214,9 +214,9 @@ def test_kernels_from_memory_cost_more_where_twice_as_much_is_multiplied_a_cycle
 
 def model(**attrs):
     """relu(conv(x, w)); the kernel is a weight."""
-    size = attrs.pop("kernel", 3)
+    size, outputs = attrs.pop("kernel", 3), attrs.pop("outputs", 64)
     x = relax.Var("x", relax.TensorType((1, 28, 28, 64), "float32"))
-    w = relax.Var("w", relax.TensorType((size, size, 64 // attrs.get("groups", 1), 64), "float32"))
+    w = relax.Var("w", relax.TensorType((size, size, 64 // attrs.get("groups", 1), outputs), "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x, w], attrs={"num_input": 1}):
         with builder.dataflow():
@@ -236,6 +236,24 @@ def test_a_convolution_that_gains_is_replaced_with_what_follows_it_fused(cpu):
     assert subgraph.core_operator == "winograd_conv2d"
     assert subgraph.operators[-1] == "max"
     assert evolution.sample(load_module(subgraph.workload), cpu.tvm(), 1, known=set(), seed=0)
+
+
+@pytest.mark.parametrize(("outputs", "wider"), [(104, 112), (96, 96), (8, 8)])  # half a vector is no loss
+def test_output_channels_are_padded_to_whole_vectors_for_the_products_alone(cpu, outputs, wider):
+    module, weights = model(outputs=outputs)
+    image = np.random.default_rng(1).normal(size=(1, 28, 28, 64)).astype(np.float32)
+    expected = np.maximum(convolved(image, weights["w"], 1), 0)
+
+    module, kernels = reweight.rewrite(module, weights, [winograd.replacement(lanes=16)])
+    [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+    fused = load_module(subgraph.workload)
+    proposals = evolution.sample(fused, cpu.tvm(), 4, known=set(), seed=0)
+
+    assert kernels["w"].shape[-1] == wider
+    assert [proposal.space for proposal in proposals] == ["winograd"] * 4
+    for program in (fused, *(traces.program(fused, each.trace, cpu.tvm()) for each in proposals)):
+        found = run_on(program, cpu.tvm(), [image, kernels["w"]], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 def test_a_convolution_of_volumes_is_replaced(cpu):

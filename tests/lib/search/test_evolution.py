@@ -140,6 +140,31 @@ def test_a_choice_of_spaces_that_does_not_exist_is_refused():
         SearchConfig(spaces="all")
 
 
+class Shifted:
+    """A model whose scores are all so much higher. Differences within a workload are all that a score says."""
+
+    def __init__(self, model, by):
+        self._model, self._by = model, by
+
+    def predict(self, features):
+        return self._model.predict(features).astype(np.float64) + self._by
+
+
+def test_metaschedules_search_goes_by_differences_of_scores(cpu):
+    config = SearchConfig(population=32, generations=3, spaces="metaschedule")
+    sampled = evolution.sample(PRODUCT, cpu.tvm(), 16, known=set(), seed=0, spaces=config.offered)
+    vectors, latencies = padded([p.features for p in sampled]), np.linspace(2.0, 1.0, len(sampled))
+    model = train(Samples(vectors, np.zeros(len(sampled)), latencies), TrainConfig(), 0)
+    space = DesignSpace(PRODUCT, cpu.tvm(), config.offered, 0)
+
+    low, high = (
+        evolution.evolve(space, 6, model=Shifted(model, by), parents=[], known=set(), seed=1, config=config, n_random=0)
+        for by in (-5.0, 5.0)
+    )
+
+    assert [p.trace for p in low] == [p.trace for p in high]
+
+
 def test_names_of_spaces_are_distinct():
     names = [space.name for space in SPACES] + ["metaschedule", "none"]
 
