@@ -153,7 +153,7 @@ def time_winners(subgraphs: Sequence[Subgraph], trials: pd.DataFrame, turns: int
 def ratios(trials: pd.DataFrame, winners: pd.DataFrame) -> dict[str, dict[int, tuple[intervals.Statistic, int]]]:
     """By side and seed, how many times as long the first side's winners take, with the number of turns."""
     sides = [name for name in WAYS if name in set(trials["side"])]
-    totals = {int(seed): duel.totals(part) for seed, part in winners.groupby("seed")}
+    totals = {seed: duel.totals(winners[winners["seed"] == seed]) for seed in sorted(set(winners["seed"].astype(int)))}
     return {
         side: {seed: (intervals.best_ratio_of([found[sides[0]]], found[side]), len(found))
                for seed, found in totals.items() if side in found}
