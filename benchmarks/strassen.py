@@ -63,8 +63,9 @@ def fastest(rows: Sequence[int], depth: int, columns: int, programs: int) -> pd.
         kernels[way] = Kernels(TARGET.tvm())
         module = workload(rows, depth, columns, way)
         kernels[way].define(Define(tvm.ir.save_json(module)))
-        left[way] = list(range(programs))
-        for program, proposal in enumerate(evolution.sample(module, TARGET.tvm(), programs, known=set(), seed=0)):
+        proposals = evolution.sample(module, TARGET.tvm(), programs, known=set(), seed=0)
+        left[way] = list(range(len(proposals)))  # fewer than asked for where the space has no more
+        for program, proposal in enumerate(proposals):
             kernels[way].build(Build(str(program), proposal.trace))
     names: dict[str, float | int | str] = dict(zip(_SIDES, ("x".join(map(str, rows)), depth, columns), strict=True))
     for turn in range(_TURNS):
