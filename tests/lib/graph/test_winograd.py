@@ -256,6 +256,23 @@ def test_output_channels_are_padded_to_whole_vectors_for_the_products_alone(cpu,
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
+@needs_it
+def test_in_bf16_they_are_padded_too(cpu):
+    module, weights = model(outputs=104)
+    image = np.random.default_rng(1).normal(size=(1, 28, 28, 64)).astype(ml_dtypes.bfloat16)
+    expected = np.maximum(convolved(image.astype(np.float32), weights["w"], 1), 0)
+
+    module, kernels = reweight.rewrite(module, weights, [winograd.replacement(lanes=16, is_narrow=True)])
+    fused = [load_module(s.workload) for s in extract_subgraphs(fusion.fuse(module, cpu.tvm())) if "conv" in s.name]
+    [proposal] = evolution.sample(fused[0], cpu.tvm(), 1, known=set(), seed=0)
+
+    program = traces.program(fused[0], proposal.trace, cpu.tvm())
+    found = run_on(program, cpu.tvm(), [image, kernels["w"]], np.zeros(expected.shape, np.float32))
+    assert kernels["w"].shape == (4, 4, 64, 112)
+    assert instructions(program, cpu.tvm())
+    assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < 2**-7
+
+
 def test_a_convolution_of_volumes_is_replaced(cpu):
     x = relax.Var("x", relax.TensorType((1, 4, 28, 28, 64), "float32"))
     w = relax.Var("w", relax.TensorType((3, 3, 3, 64, 64), "float32"))
