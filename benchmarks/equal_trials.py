@@ -150,10 +150,14 @@ def time_winners(subgraphs: Sequence[Subgraph], trials: pd.DataFrame, turns: int
     return pd.concat(rows, ignore_index=True).assign(**provenance.columns(TARGET.threads))
 
 
-def ratios(trials: pd.DataFrame, winners: pd.DataFrame) -> dict[str, dict[int, tuple[intervals.Statistic, int]]]:
+def totals_of(winners: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """By seed, `duel.totals`."""
+    return {seed: duel.totals(winners[winners["seed"] == seed]) for seed in sorted(set(winners["seed"].astype(int)))}
+
+
+def ratios(totals: dict[int, pd.DataFrame]) -> dict[str, dict[int, tuple[intervals.Statistic, int]]]:
     """By side and seed, how many times as long the first side's winners take, with the number of turns."""
-    sides = [name for name in WAYS if name in set(trials["side"])]
-    totals = {seed: duel.totals(winners[winners["seed"] == seed]) for seed in sorted(set(winners["seed"].astype(int)))}
+    sides = [name for name in WAYS if any(name in found for found in totals.values())]
     return {
         side: {seed: (intervals.best_ratio_of([found[sides[0]]], found[side]), len(found))
                for seed, found in totals.items() if side in found}
@@ -167,10 +171,11 @@ def table(trials: pd.DataFrame, winners: pd.DataFrame) -> str:
         "| side | seed | trials | tuning, s | estimated, ms | winners in turn, ms | stock / side |",
         "|---|---|---|---|---|---|---|",
     ]
-    for side, of_seeds in ratios(trials, winners).items():
+    totals = totals_of(winners)
+    for side, of_seeds in ratios(totals).items():
         for seed, ratio in of_seeds.items():
             part = trials[(trials["side"] == side) & (trials["seed"] == seed)]
-            found = duel.totals(winners[winners["seed"] == seed])[side]
+            found = totals[seed][side]
             in_turn = intervals.estimate(intervals.median_of(found), len(found))
             facts = (len(part), f"{part['tuning_s'].iloc[0]:.0f}", f"{part['estimate_s'].min() * 1e3:.3f}")
             cells = " | ".join(map(str, (*facts, in_turn.text(1e3), intervals.estimate(*ratio).text())))
@@ -188,7 +193,7 @@ def summary(folders: Sequence[Path]) -> str:
     of_sides: dict[str, list[tuple[intervals.Statistic, int]]] = {}
     for folder in folders:
         trials, winners = (pd.read_parquet(folder / f"{name}.parquet") for name in ("trials", "winners"))
-        (base, _), *others = ratios(trials, winners).items()
+        (base, _), *others = ratios(totals_of(winners)).items()
         seconds = trials.groupby("side")["tuning_s"].mean()
         for side, of_seeds in others:
             statistics = [*of_seeds.values()]

@@ -91,7 +91,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if config.strassen == "auto" and not is_narrow and parts == 1:
         choices = [strassen.replacement(machine), *choices]
     if config.winograd == "auto" and not by_matrices:  # whose products are cheaper than transforms
-        choices = [winograd.replacement(target.instructions, machine.lanes, is_narrow=is_narrow), *choices]
+        lanes = machine.lanes if widened else 1
+        choices = [winograd.replacement(target.instructions, lanes, is_narrow=is_narrow), *choices]
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)

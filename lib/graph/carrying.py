@@ -98,8 +98,7 @@ class _Survey:
             return None
         if _is_depthwise(call):
             return (data,)
-        wider = -(-channels // self._lanes) * self._lanes
-        return () if groups_of(call) == 1 and widen.pays(channels, wider, self._lanes) else None
+        return () if groups_of(call) == 1 and widen.computed(channels, self._lanes) > channels else None
 
     def _needs_of_operands(self, call: relax.Call, channels: int) -> _Needs | None:
         """Other operands are numbers, weights with a number for each channel, or have one for all channels."""

@@ -36,10 +36,10 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
         return None
     groups = groups_of(call)
     columns = weight[-1] // groups
-    wider = -(-columns // lanes) * lanes
+    wider = computed(columns, lanes)
     is_read_once = int(np.prod(out[:-1])) < _MIN_ROWS
     is_narrow = narrowed(lanes, columns) >= _MIN_LANES or columns == 1
-    if (is_read_once and is_narrow) or not pays(columns, wider, lanes):
+    if (is_read_once and is_narrow) or wider == columns:
         return None
     if groups > 1 and columns < lanes // 2:  # depthwise, or nearly: most of the padded channels would be padding
         return None
@@ -58,10 +58,12 @@ def padded(groups: int, more: int, weight: np.ndarray) -> np.ndarray:
     return np.pad(apart, [(0, 0)] * (apart.ndim - 1) + [(0, more)]).reshape(*weight.shape[:-1], -1)
 
 
-def pays(columns: int, wider: int, lanes: int) -> bool:
-    """Whether the share of full vectors that is of use is larger than the share of a register that vectors without
-    padding would fill. A single column fills none, and has no register tile: a vocoder's samples, a map of depths."""
-    return columns == 1 or columns / wider > narrowed(lanes, columns) / lanes
+def computed(columns: int, lanes: int) -> int:
+    """How many columns there are, or how many fill whole vectors: these, if the share of them that is of use is larger
+    than the share of a register that vectors without padding would fill. A single column fills none, and has no
+    register tile: a vocoder's samples, a map of depths."""
+    wider = -(-columns // lanes) * lanes
+    return wider if columns == 1 or columns / wider > narrowed(lanes, columns) / lanes else columns
 
 
 def _emit(columns: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:

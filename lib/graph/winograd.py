@@ -68,12 +68,12 @@ _TRANSFORMS = {
 }  # fmt: skip
 
 
-def replacement(instructions: str = "", lanes: int = _LANES, *, is_narrow: bool = False) -> Choose:
+def replacement(instructions: str = "", lanes: int = 1, *, is_narrow: bool = False) -> Choose:
     """What computes convolutions in Winograd's way, where that is faster.
 
     Args:
         instructions: The class of the target (`CpuTarget.instructions`).
-        lanes: Of its vectors, which output channels are padded to where that is faster (`lib.graph.widen`).
+        lanes: Of the vectors that output channels are padded to where that is faster (`lib.graph.widen`); 1: of none.
         is_narrow: With products in bf16.
     """
     return partial(_replacement, instructions, lanes, _NARROW if is_narrow else _WIDE)
@@ -85,8 +85,7 @@ def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> 
         return None
     size = tile + KERNEL - 1
     *depth, _, _, inputs, outputs = shape_of(call.args[1])
-    wider = -(-outputs // lanes) * lanes
-    more = wider - outputs if widen.pays(outputs, wider, lanes) else 0
+    more = widen.computed(outputs, lanes) - outputs
     return Replacement(
         kind=(FUNCTION, tile, kind, more),
         value=lambda kernel: transformed(widen.padded(1, more, kernel), tile, kind),

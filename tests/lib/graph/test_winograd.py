@@ -6,7 +6,10 @@ from tvm.relax import op
 from tvm.target import Target
 
 from lib.graph import fusion, reweight, winograd
+from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
+from lib.graph.fusion import Model
 from lib.graph.subgraphs import extract_subgraphs
+from lib.machine.registers import registers
 from lib.search import evolution
 from lib.tir import traces
 from lib.tir.operators import operators
@@ -254,6 +257,17 @@ def test_output_channels_are_padded_to_whole_vectors_for_the_products_alone(cpu,
     for program in (fused, *(traces.program(fused, each.trace, cpu.tvm()) for each in proposals)):
         found = run_on(program, cpu.tvm(), [image, kernels["w"]], np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_whoever_wants_no_wider_channels_gets_none(cpu):
+    plain, lanes = Model(*model(outputs=104)), registers(cpu.tvm()).lanes
+
+    wide, narrow = (
+        choose_algorithms(plain, cpu, AlgorithmConfig(widen=choice)).weights for choice in ("auto", "never")
+    )
+
+    assert wide["w"].shape == (6, 6, 64, -(-104 // lanes) * lanes)
+    assert narrow["w"].shape == (6, 6, 64, 104)
 
 
 @needs_it
