@@ -41,7 +41,8 @@ def makers() -> dict[str, Maker]:
     found: dict[str, Maker] = {name: partial(save_light, name) for name in light.NAMES}
     if find_spec("torch") and find_spec("transformers"):
         import architectures
-        import unprepared  # noqa: F401  its models join the table
+        import deployed  # noqa: F401  their models join the table
+        import unprepared  # noqa: F401
 
         found |= {name: partial(save_torch, name) for name in architectures.MAKERS}  # its resnet50, not the light one
     return found

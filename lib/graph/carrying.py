@@ -23,6 +23,7 @@ from lib.graph.rewrite import alike, arguments, dtype, groups_of, is_call, is_ch
 from lib.machine.registers import narrowed
 
 _CONVOLUTION = "relax.nn.conv2d"
+_DEPTHWISE = (_CONVOLUTION, "relax.nn.conv3d")
 _ALONE = tuple(f"relax.{name}" for name in (
     "nn.relu", "nn.silu", "nn.gelu", "nn.gelu_tanh", "sigmoid", "tanh", "erf", "clip", "abs", "negative", "round",
     "floor", "astype",
@@ -30,7 +31,7 @@ _ALONE = tuple(f"relax.{name}" for name in (
 _TOGETHER = tuple(f"relax.{name}" for name in ("add", "subtract", "multiply", "maximum", "minimum"))
 _POOLS = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d")
 _SUMS = ("relax.mean", "relax.sum")
-_PAD = "relax.nn.pad"
+_PAD, _RESHAPE = "relax.nn.pad", "relax.reshape"
 
 _Needs = tuple[relax.Expr, ...]  # the tensors that must have added channels for another to have them
 
@@ -83,13 +84,13 @@ class _Survey:
     def _needs(self, call: relax.Call) -> _Needs | None:
         """Which of a call's arguments must have added channels for its result to have them; None if it cannot."""
         shape = shape_of(call)
-        if len(shape) != 4 or shape[-1] % self._lanes == 0:
+        if len(shape) not in (4, 5) or shape[-1] % self._lanes == 0:
             return None
-        if is_call(call, _CONVOLUTION):
+        if is_call(call, *_DEPTHWISE):
             return self._needs_of_convolution(call, shape[-1])
         if is_call(call, *_TOGETHER):
             return self._needs_of_operands(call, shape[-1])
-        is_of_space = is_call(call, *_ALONE) or _is_of_space(call)
+        is_of_space = is_call(call, *_ALONE, _RESHAPE) or _is_of_space(call)
         return (call.args[0],) if is_of_space and shape_of(call.args[0])[-1:] == shape[-1:] else None
 
     def _needs_of_convolution(self, call: relax.Call, channels: int) -> _Needs | None:
@@ -98,7 +99,8 @@ class _Survey:
             return None
         if _is_depthwise(call):
             return (data,)
-        return () if groups_of(call) == 1 and widen.computed(channels, self._lanes) > channels else None
+        is_dense = is_call(call, _CONVOLUTION) and groups_of(call) == 1
+        return () if is_dense and widen.computed(channels, self._lanes) > channels else None
 
     def _needs_of_operands(self, call: relax.Call, channels: int) -> _Needs | None:
         """Other operands are numbers, weights with a number for each channel, or have one for all channels."""
@@ -136,7 +138,7 @@ class _Carrier(PyExprMutator):
         channels = shape_of(binding.var)[-1]
         wide = self.builder_.emit(self._widened(binding.value, -channels % self._lanes))
         self._wide[binding.var] = wide
-        self.set_var_remap(binding.var, self.builder_.emit(op.strided_slice(wide, [3], [0], [channels], [1])))
+        self.set_var_remap(binding.var, self.builder_.emit(op.strided_slice(wide, [-1], [0], [channels], [1])))
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         reads_more = self._more_read(old)
@@ -146,10 +148,12 @@ class _Carrier(PyExprMutator):
         """A call with so many channels more."""
         if is_call(call, _CONVOLUTION) and not _is_depthwise(call):
             return self._convolved(call, self._more_read(call), more)
-        if is_call(call, _CONVOLUTION):
+        if is_call(call, *_DEPTHWISE):
             data = self._wide[call.args[0]]
             return alike(call, data, self._padded(call.args[1], more), dtype(call), groups=shape_of(data)[-1])
         channels = shape_of(call)[-1]
+        if is_call(call, _RESHAPE):
+            return op.reshape(self._wide[call.args[0]], [*shape_of(call)[:-1], channels + more])
         args = [self._wide[arg] if arg in self._wide else self._padded(arg, more) if shape_of(arg)[-1:] == (channels,)
                 else self.visit_expr(arg) for arg in call.args]  # fmt: skip
         return relax.Call(call.op, args, call.attrs, call.ty_args)
@@ -177,7 +181,7 @@ def _contains(needs: _Needs, var: relax.Expr) -> bool:
 
 
 def _is_depthwise(call: relax.Expr) -> bool:
-    return is_call(call, _CONVOLUTION) and 1 < groups_of(call) == shape_of(call)[-1] == shape_of(call.args[0])[-1]
+    return is_call(call, *_DEPTHWISE) and 1 < groups_of(call) == shape_of(call)[-1] == shape_of(call.args[0])[-1]
 
 
 def _reads_channels(call: relax.Expr, data: relax.Expr) -> bool:
@@ -194,8 +198,8 @@ def _is_of_space(call: relax.Call) -> bool:
         return str(call.attrs.layout) == "NHWC"
     if is_call(call, _PAD):
         return str(call.attrs.pad_mode) == "constant" and not any(int(n) for n in call.attrs.pad_width[-2:])
-    axes = call.attrs.axis if is_call(call, *_SUMS) else None
-    return axes is not None and bool(call.attrs.keepdims) and not any(int(axis) in (3, -1) for axis in axes)
+    axes, last = call.attrs.axis if is_call(call, *_SUMS) else None, len(shape_of(call)) - 1
+    return axes is not None and bool(call.attrs.keepdims) and not any(int(axis) in (last, -1) for axis in axes)
 
 
 def _connected(found: Mapping[relax.Var, _Needs]) -> dict[relax.Var, int]:

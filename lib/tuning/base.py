@@ -6,6 +6,7 @@ and how well each foretells models that it has not seen.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ FOLDER = Path(__file__).parent / "base_models"
 CARD = "card.json"
 # Elements narrower than floats: where matrices of them are multiplied, programs are others.
 _NARROW = ("_bf16", "_int8")
+_SIGNALS_AND_VOLUMES = re.compile("conv[13]d")  # their loops are those of images with one line, or with more axes
 _NO_AVX2 = ("attention", *_NARROW)  # of what nothing was learned from programs for AVX2
 # Whose models a class takes where it has none of its own, the first that has one, but for operators with these ends. Of
 # programs in 32 registers of 128 bits, which NEON has, those of AVX2 order more pairs right than those of AVX-512
@@ -70,8 +72,8 @@ class BaseModels:
             self._found = taken | self._found
 
     def of(self, operator: str) -> Base | None:
-        """That of a core operator, if there is one."""
-        return self._found.get(operator)
+        """That of a core operator, if there is one; convolutions of signals and volumes have those of images."""
+        return self._found.get(operator) or self._found.get(_SIGNALS_AND_VOLUMES.sub("conv2d", operator))
 
 
 def base_models(target_class: str, use: bool = True) -> BaseModels:

@@ -41,15 +41,13 @@ def without_taps_of_padding(rewriter: Rewriter, call: relax.Call) -> relax.Expr 
 @rule("relax.nn.conv3d")
 def image_by_image(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A kernel of one image in depth, on a batch of all images; one of one pixel in height and width, on images whose
-    lines are the volume's images. So they have the programs of images, Winograd's among them."""
+    lines are the volume's images. So they have what images have: Winograd's programs, added channels, base models."""
     shape, kernel, out = rewriter.shape(call.args[0]), rewriter.shape(call.args[1]), rewriter.shape(call)
     if shape is None or kernel is None or out is None or not is_channels_last(call):
         return None
     (n, depth, height, width, channels), attrs = shape, call.attrs
     strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
     front, top, left, back, bottom, right = (int(p) for p in attrs.padding)
-    if max(kernel[:3]) == 1:
-        return None  # products of all pixels
     if kernel[0] == strides[0] == 1 and not front + back:
         image, window, around, axes = (n * depth, height, width), kernel[1:3], (top, left, bottom, right), (1, 2)
     elif kernel[1:3] == (1, 1) and strides[1:] == [1, 1] and not top + left + bottom + right:

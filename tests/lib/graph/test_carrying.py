@@ -54,6 +54,15 @@ def pooled(x, wide=36):
     return conv(op.subtract(image, const(random((1, 1, 1, wide), 5))), 16, wide, 2)
 
 
+def volumes(x, wide=36):
+    """Frames, as X3D has them: 1x1 convolutions are of images, depthwise ones of volumes."""
+    frames = op.reshape(op.nn.relu(conv(x, wide, IMAGE[3])), (1, 2, 3, 7, wide))
+    weight = const(random((3, 3, 3, 1, wide), 2))
+    apart = op.nn.conv3d(frames, weight, padding=1, groups=wide, data_layout="NDHWC", kernel_layout="DHWIO")
+    gated = op.multiply(apart, op.sigmoid(op.mean(apart, [1, 2, 3], keepdims=True)))
+    return conv(op.reshape(gated, (1, *IMAGE[1:3], wide)), 16, wide, 3)
+
+
 def sixty_four_at_once(x):
     return conv(op.nn.relu(conv(x, 10, IMAGE[3])), 24, 10, 2, strides=2)
 
@@ -63,7 +72,16 @@ def times_the_data(x):
     return conv(op.multiply(conv(x, 36, IMAGE[3]), joined), 16, 36)
 
 
-CARRIED = [block, lambda x: block(x, strides=2), lambda x: block(x, 24), gated, residual, pooled, sixty_four_at_once]
+CARRIED = [
+    block,
+    lambda x: block(x, strides=2),
+    lambda x: block(x, 24),
+    gated,
+    residual,
+    pooled,
+    volumes,
+    sixty_four_at_once,
+]
 
 
 def carried(build, *, reads_all=False):

@@ -42,6 +42,14 @@ def test_a_family_of_one_operator_has_a_base_others_have_none(folder):
     assert found["b"] is found["c"] is None
 
 
+def test_convolutions_of_signals_and_volumes_begin_with_what_is_known_of_images():
+    models = base_models("avx512x2")
+
+    for operator in ("conv1d", "conv3d_1x1", "depthwise_conv1d", "group_conv3d_bf16", "conv1d_bf16"):
+        assert models.of(operator) is models.of(operator.replace("1d", "2d").replace("3d", "2d")) is not None
+    assert models.of("conv4d") is None
+
+
 def test_models_of_other_features_are_none(folder):
     card = json.loads((folder / CARD).read_text())
     (folder / CARD).write_text(json.dumps({**card, "features": "others"}))
