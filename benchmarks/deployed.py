@@ -424,7 +424,8 @@ class _Relative(nn.Module):
 
     def forward(self, x: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
         """`x`: [n, frames, c]; `sines`: [1, 2 frames - 1, c], of the distances from frames - 1 down to its negative."""
-        n, frames, heads = *x.shape[:2], self.heads
+        n, frames, _ = x.shape
+        heads = self.heads
         query, key, value = (y.view(n, frames, heads, -1).transpose(1, 2) for y in self.into(x).chunk(3, dim=-1))
         place = self.distance(sines).view(1, 2 * frames - 1, heads, -1).transpose(1, 2)
         far = functional.pad((query + self.biases[1]) @ place.transpose(2, 3), (1, 0))

@@ -13,6 +13,7 @@ from lib.graph import (
     signed,
     splitting,
     strassen,
+    taps,
     widen,
     winograd,
 )
@@ -33,7 +34,7 @@ class AlgorithmConfig:
 
     winograd: str = "auto"  # 3x3 convolutions in Winograd's way
     strassen: str = "auto"  # products of floats in Strassen's way
-    widen: str = "auto"  # output channels to whole vectors
+    widen: str = "auto"  # output channels to whole vectors, and of few channels their taps
     attention: str = "auto"  # in one kernel, where scores stay in caches, or in three, whichever is faster
     # Of what products and convolutions read: as the file has it, which int8 makes one of; bf16; three products of bf16,
     # or six, for each.
@@ -93,6 +94,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if config.winograd == "auto" and not by_matrices:  # whose products are cheaper than transforms
         lanes = machine.lanes if widened else 1
         choices = [winograd.replacement(target.instructions, lanes, is_narrow=is_narrow), *choices]
+    if widened:
+        choices = [taps.replacement(machine.lanes), *choices]
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)

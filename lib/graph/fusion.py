@@ -82,7 +82,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         module = recurrence.in_programs(module)
         module = padding.into_convolutions(casts.by_readers(tvm.transform.Sequential(passes)(module)))
         module = parts.read_in_place(concatenation.place_parts(module))
-        module = halts.placed(gates.apart(enlarging.summed(module)))
+        module = halts.placed(gates.apart(enlarging.summed(enlarging.by_lines(module))))
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
         module = _without_unknown_rules(module, target)
         module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(

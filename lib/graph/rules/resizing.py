@@ -12,7 +12,7 @@ from lib.graph.rules import movement
 
 _TO_CHANNELS_FIRST = to_channels_first(4)
 _LARGER, _MORE = 2, 2  # times the pixels that a resize makes; times the channels that it then has at most
-_IN_PLACE = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")  # where equal sizes change nothing
+IN_PLACE = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")  # where equal sizes change nothing
 
 
 @rule("relax.image.resize2d")
@@ -20,7 +20,7 @@ def same_size(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A resize to the size that an image has."""
     shape = rewriter.shape(call.args[0])
     same = shape is not None and shape == rewriter.shape(call) and call.ty == call.args[0].ty
-    return call.args[0] if same and str(call.attrs.coordinate_transformation_mode) in _IN_PLACE else None
+    return call.args[0] if same and str(call.attrs.coordinate_transformation_mode) in IN_PLACE else None
 
 
 @rule("relax.image.resize2d")
@@ -133,7 +133,7 @@ def _enlarging(rewriter: Rewriter, image: relax.Expr, channels: int) -> relax.Ca
     before, after = rewriter.shape(resize.args[0]), rewriter.shape(image)
     if not before or not after or resize.ty.dtype != resize.args[0].ty.dtype:
         return None
-    if str(resize.attrs.coordinate_transformation_mode) not in _IN_PLACE or channels > _MORE * after[-1]:
+    if str(resize.attrs.coordinate_transformation_mode) not in IN_PLACE or channels > _MORE * after[-1]:
         return None
     return resize if after[1] * after[2] >= _LARGER * before[1] * before[2] else None
 
