@@ -4,6 +4,15 @@ The transforms are vectorised over channels; their intermediate results stay in 
 the micro-kernel of contractions. What is left to the search, beside its register tile: how many vectors of channels a
 parallel task of the two transforms takes; and whether the products are shared out by positions, so that each core reads
 its part of the kernels alone, or by tiles, so that it reads the data that it has transformed itself.
+
+Transformed data and products have two to four times the elements of an image, and those of a large one leave caches.
+So one task may as well do all for some lines of tiles, of which they stay in L2, and read all kernels for that:
+
+    parallel (images, lines.0)
+        padded data
+        transformed data
+        products: positions, columns, tiles: a register tile
+        lines.1, tiles, vectors: results and what follows, in registers
 """
 
 from dataclasses import replace
@@ -17,11 +26,13 @@ from tvm.target import Target
 from lib.machine.registers import Registers
 from lib.search.spaces import primitives, tiling
 from lib.search.spaces.contraction import instruction
-from lib.search.spaces.microkernel import tile_contraction
-from lib.search.spaces.roles import contraction_roles
+from lib.search.spaces.microkernel import tile_contraction, tile_in_task
+from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import feasible
 from lib.search.spaces.tiling import Tile
 from lib.tir.operators import WINOGRAD, core_operator, operators
+
+_FEWEST_LINES = 8  # of tiles, for tasks that have some of them
 
 
 def fits(workload: tvm.IRModule, _target: Target) -> bool:
@@ -40,31 +51,69 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     def tiled(tile: Tile, rows_first: bool, sketch: Schedule) -> None:
         _transform_data(sketch, block, tiling.lanes_for(extents[roles.reduction[-1]], machine))
         tile_contraction(sketch, block, roles, tile, rows_first=rows_first)
-        _transform_results(sketch, block, machine)
+        [copy] = sketch.get_consumers(block)  # of the accumulators
+        _transform_results(sketch, copy, machine)
 
     tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)]
-    return feasible(schedule, [partial(tiled, tile, first) for tile in tiles for first in (False, True)])
+    transforms = [partial(tiled, tile, first) for tile in tiles for first in (False, True)]
+    across = _across(schedule, block)
+    if across and len(roles.reduction) == 1:
+        found = tiling.tiles(across, extents[roles.columns], machine)
+        blocked = [Tile(tile.lanes, tile.vectors, (height,), dot) for tile in found for height in tile.rows]
+        transforms += [partial(_in_blocks, product=block, roles=roles, tile=tile, machine=machine) for tile in blocked]
+    return feasible(schedule, transforms)
 
 
-def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int) -> None:
+def _across(schedule: Schedule, product: SBlockRV) -> int:
+    """How many tiles an image is wide, where all of them are whole, and enough lines of them to share out; else 0."""
+    _, columns, *_, last = _after(schedule, product)
+    size = _side(schedule, columns)
+    *_, height, width, _ = (int(axis.dom.extent) for axis in schedule.get(last).iter_vars)
+    return 0 if height % size or width % size or height < _FEWEST_LINES * size else width // size
+
+
+def _after(schedule: Schedule, product: SBlockRV) -> list[SBlockRV]:
+    """The blocks after the products, one after the other."""
+    found = [product]
+    while consumers := schedule.get_consumers(found[-1]):
+        found += consumers
+    return found[1:]
+
+
+def _in_blocks(schedule: Schedule, product: SBlockRV, roles: Roles, tile: Tile, machine: Registers) -> None:
+    """Some lines of tiles in each task, from their data to their results."""
+    channels = primitives.extent_of(schedule, schedule.get_loops(product)[roles.reduction[-1]])
+    copy = schedule.cache_write(product, 0, "local")
+    task = _transform_results(schedule, copy, machine, in_blocks=True)
+    for block in (copy, product):
+        schedule.compute_at(block, task, preserve_unit_loops=True)
+    _transform_data(schedule, product, tiling.lanes_for(channels, machine), task)
+    tile_in_task(schedule, product, copy, tile, roles)
+
+
+def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int, within: LoopRV | None = None) -> None:
+    """Transform all data in a parallel loop of its own, or, within a loop, what that needs."""
     [spread] = schedule.get_producers(product)
     is_rounded = schedule.get(spread).init is None
     [columns] = schedule.get_producers(spread) if is_rounded else [spread]
     [lines] = schedule.get_producers(columns)
-    for block in schedule.get_producers(lines):
-        primitives.pad(schedule, block, None)
-    a, b, tile, channel, *k = schedule.get_loops(spread)
+    padding = schedule.get_producers(lines)
+    if within is not None:
+        schedule.compute_at(spread, within, preserve_unit_loops=True)
+    a, b, tile, channel, *k = schedule.get_loops(spread)[-len(schedule.get(spread).iter_vars) :]
     channel, lane = schedule.split(channel, [None, lanes])
     schedule.reorder(tile, channel, a, b, *k, lane)
-    task = _tasks(schedule, [tile], channel)
+    around = _tasks(schedule, [tile], channel) if within is None else channel
     if is_rounded:
         for loop in (a, b):
             schedule.unroll(loop)
         schedule.vectorize(lane)
-        _within(schedule, columns, task, first=0)
+        _within(schedule, columns, around, first=0)
     else:
         _in_registers(schedule, columns, [a, b], k[0], lane)
-    _within(schedule, lines, task)
+    _within(schedule, lines, around)
+    for block in padding:
+        primitives.pad(schedule, block, within)
 
 
 def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1) -> None:
@@ -80,15 +129,17 @@ def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1) -
     schedule.set_scope(block, 0, "local")
 
 
-def _transform_results(schedule: Schedule, product: SBlockRV, machine: Registers) -> None:
-    [copy] = schedule.get_consumers(product)  # of the accumulators
-    [lines] = schedule.get_consumers(copy)
-    [columns] = schedule.get_consumers(lines)
-    [last] = schedule.get_consumers(columns)
-    while following := schedule.get_consumers(last):
-        schedule.compute_inline(last)
-        [last] = following
-    size = int(schedule.get(columns).iter_vars[1].dom.extent)
+def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, *, in_blocks: bool = False) -> LoopRV:
+    """Transform products in a parallel loop of its own; returns the loop over its tasks, or over channels in them.
+
+    Args:
+        copy: The block that reads the accumulators.
+        in_blocks: A task has all channels of some lines of tiles.
+    """
+    lines, columns, *following = _after(schedule, copy)
+    for block in following[:-1]:
+        schedule.compute_inline(block)
+    size, last = _side(schedule, columns), following[-1]
     *images, line, column, channel = schedule.get_loops(last)
     line, y = schedule.split(line, [None, size])
     column, x = schedule.split(column, [None, size])
@@ -96,12 +147,24 @@ def _transform_results(schedule: Schedule, product: SBlockRV, machine: Registers
     lanes = tiling.lanes_for(primitives.extent_of(schedule, channel), machine)
     channel, lane = schedule.split(channel, [None, lanes])
     schedule.reorder(*images, line, column, channel, y, x, lane)
-    task = _tasks(schedule, [*images, line, column], channel)
+    if in_blocks:
+        counts = [n for n in tiling.divisors(primitives.extent_of(schedule, line)) if n > 1]
+        line, _ = schedule.split(line, [primitives.sampled_choice(schedule, counts), None])
+        task = schedule.fuse(*images, line)
+        schedule.parallel(task)
+    else:
+        task = channel = _tasks(schedule, [*images, line, column], channel)
     schedule.vectorize(lane)
     schedule.unroll(x)
     schedule.unroll(y)
     for block in (columns, lines):
-        _within(schedule, block, task)
+        _within(schedule, block, channel)
+    return task
+
+
+def _side(schedule: Schedule, columns: SBlockRV) -> int:
+    """m: outputs in a line of a tile."""
+    return int(schedule.get(columns).iter_vars[1].dom.extent)
 
 
 def _tasks(schedule: Schedule, tiles: list[LoopRV], channel: LoopRV) -> LoopRV:
