@@ -23,9 +23,9 @@ def rewrite(module, weights, is_narrow=False):
     return reweight.rewrite(module, weights, [winograd.replacement(is_narrow=is_narrow)])
 
 
-def workload(tile, size=10, channels=(16, 32), padding=(1, 1, 1, 1), kind="float32"):
+def workload(tile, size=10, channels=(16, 32), padding=(1, 1, 1, 1), kind="float32", batch=1):
     """A convolution with bias and ReLU; in bf16 with a kernel that may be packed."""
-    image = te.placeholder((1, size, size, channels[0]), kind, name="image")
+    image = te.placeholder((batch, size, size, channels[0]), kind, name="image")
     kernel = te.placeholder((tile + 2, tile + 2, *channels), kind, name="kernel")
     shift = te.placeholder((channels[1],), name="shift")
     out = topi.nn.relu(topi.add(winograd.convolution(image, kernel, tile, padding), shift))
@@ -33,9 +33,9 @@ def workload(tile, size=10, channels=(16, 32), padding=(1, 1, 1, 1), kind="float
     return as_workload(function if kind == "float32" else function.with_attr("layout_free_buffers", [1]))
 
 
-def arrays(size=10, channels=(16, 32)):
+def arrays(size=10, channels=(16, 32), batch=1):
     rng = np.random.default_rng(0)
-    shapes = ((1, size, size, channels[0]), (3, 3, *channels), (channels[1],))
+    shapes = ((batch, size, size, channels[0]), (3, 3, *channels), (channels[1],))
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
@@ -78,6 +78,32 @@ def test_every_scheduled_program_computes_it(cpu, tile):
         assert text.count("T.parallel(") == 4  # padding, data, products, results
         found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-4)
+
+
+def is_in_blocks(program):
+    """Whether its tasks go from data to results."""
+    return program.mod.script().count("T.parallel(") == 1
+
+
+@pytest.mark.parametrize(("tile", "size", "batch"), [(2, 16, 1), (4, 32, 1), (2, 18, 2)])
+def test_large_images_may_be_computed_some_lines_of_tiles_at_a_time(cpu, tile, size, batch):
+    image, kernel, shift = arrays(size, batch=batch)
+    expected = np.maximum(convolved(image, kernel, 1) + shift, 0)
+    inputs = [image, winograd.transformed(kernel, tile), shift]
+
+    in_blocks = [program for program in sampled(workload(tile, size, batch=batch), cpu, 16) if is_in_blocks(program)]
+
+    assert len(in_blocks) > 2
+    for program in in_blocks:
+        found = run_on(program.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("tile", "size", "why"), [(4, 34, "its last tiles are not whole"), (4, 28, "seven lines of tiles are few tasks")]
+)
+def test_other_images_are_not(cpu, tile, size, why):
+    assert not any(map(is_in_blocks, sampled(workload(tile, size), cpu, 16))), why
 
 
 def of_volumes(tile, shape, depth, padding, outputs=32, kind="float32"):
@@ -123,16 +149,18 @@ def test_a_convolution_of_volumes_sums_over_images_too(cpu, tile, shape, depth, 
 
 
 @needs_it
-def test_every_program_in_bf16_has_the_instruction_and_rounds_what_it_multiplies_once(cpu):
-    image, kernel, shift = arrays()
+@pytest.mark.parametrize("size", [10, 16])  # in stages, and in blocks too
+def test_every_program_in_bf16_has_the_instruction_and_rounds_what_it_multiplies_once(cpu, size):
+    image, kernel, shift = arrays(size)
     image, transformed = image.astype(ml_dtypes.bfloat16), winograd.transformed(kernel, 2, "bfloat16")
     expected = np.maximum(convolved(image.astype(np.float32), kernel, 1) + shift, 0)
     lines = winograd._TRANSFORMS[2].data.astype(np.float32)
-    narrow = workload(2, kind="bfloat16")
+    narrow = workload(2, size, kind="bfloat16")
 
     proposals = evolution.sample(narrow, cpu.tvm(), 6, known=set(), seed=0)
 
     assert {proposal.space for proposal in proposals} == {"winograd"}
+    assert any(is_in_blocks(traces.apply(narrow, each.trace)) for each in proposals) == (size == 16)
     results = []
     for proposal in proposals:
         program = traces.program(narrow, proposal.trace, cpu.tvm())
