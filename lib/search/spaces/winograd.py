@@ -65,11 +65,11 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
 
 
 def _across(schedule: Schedule, product: SBlockRV) -> int:
-    """How many tiles an image is wide, where all of them are whole, and enough lines of them to share out; else 0."""
+    """How many tiles an image is wide, where there are enough lines of them to share out; else 0."""
     _, columns, *_, last = _after(schedule, product)
     size = _side(schedule, columns)
     *_, height, width, _ = (int(axis.dom.extent) for axis in schedule.get(last).iter_vars)
-    return 0 if height % size or width % size or height < _FEWEST_LINES * size else width // size
+    return 0 if height < _FEWEST_LINES * size else -(-width // size)
 
 
 def _after(schedule: Schedule, product: SBlockRV) -> list[SBlockRV]:
