@@ -32,7 +32,9 @@ KERNEL = 3
 _LANES = 8  # channels that fill a vector
 _WIDE, _NARROW = "float32", "bfloat16"
 _NARROW_TILES = (2,)  # m of transforms that bf16 bears
-_FROM_MEMORY, _THROUGH_CACHE = 10, 14  # cost of an element, in multiplications
+_FROM_MEMORY, _THROUGH_CACHE, _IN_BLOCKS = 10, 14, 8  # cost of an element, in multiplications
+_LARGE = 8  # lines of tiles, of which a task may have some (`lib.search.spaces.winograd`)
+_VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
 
 
@@ -104,9 +106,10 @@ def best_tile(
     Counts the cost of each algorithm in multiplications of floats: its own, of which bf16 takes half the time, and its
     memory traffic, for CPUs of today, which do about ten multiplications while an element comes from memory, where the
     kernels of a large model are, and about seven while one is written to L2 or L3 between the transforms and the
-    products, and as many while it is read again. Of CPUs that multiply two vectors of 512 bits a cycle the first is
-    more: in a ResNet-50 on two cores of a Zen 5, products of 256 channels of 14x14 pixels take 250 to 360 us with
-    m = 4, whose kernels come from memory no faster, and 220 to 260 with m = 2.
+    products, and as many while it is read again; of large images, which are computed in blocks, four: 6.3 to 9.9 in all
+    would explain eight convolutions of 16 to 64 channels on two cores of a Zen 5, and 22 a ninth. Of CPUs that multiply
+    two vectors of 512 bits a cycle the first is more: in a ResNet-50 on two cores of a Zen 5, products of 256 channels
+    of 14x14 pixels take 250 to 360 us with m = 4, whose kernels come from memory no faster, and 220 to 260 with m = 2.
 
     Args:
         frames: How many images are read, and how many are written.
@@ -123,9 +126,17 @@ def best_tile(
             continue
         positions = transforms.window**2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
-        between = _THROUGH_CACHE * elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
+        in_blocks = height >= _LARGE * tile and depth == 1 and _fill_blocks(channels, kind)
+        through = _IN_BLOCKS if in_blocks else _THROUGH_CACHE
+        between = through * elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
         costs[tile] = share * (kernel * frames[1] * elements + from_memory * positions * kernel) + between
     return min(costs, key=lambda tile: costs[tile])
+
+
+def _fill_blocks(channels: tuple[int, int], kind: str) -> bool:
+    """Whether convolutions between so many channels are fast in blocks: of 24 in bf16, and to 16, they were slower than
+    direct ones (0.65 to 0.91)."""
+    return kind == _WIDE or (not any(n % _VECTOR for n in channels) and channels[1] >= 2 * _VECTOR)
 
 
 def transformed(kernel: np.ndarray, tile: int, kind: str = _WIDE) -> np.ndarray:

@@ -26,7 +26,7 @@ from lib.search.spaces.space import feasible
 from lib.tir import analysis, dot
 
 _MAX_PIXELS, _MAX_VECTORS = 14, 4  # in a register tile
-_MAX_UNROLLED = 25  # positions of a window
+_MAX_UNROLLED = 27  # positions of a window
 _BEFORE, _IN_TASK, _INLINE = "before", "in task", "inline"  # places to compute the padding
 
 

@@ -235,6 +235,21 @@ def test_the_tile_is_a_matter_of_pixels_and_channels(image, channels, tile):
     assert winograd.best_tile(image, channels) == tile
 
 
+@pytest.mark.parametrize(
+    ("image", "channels", "kind", "tile"),
+    [
+        ((160, 160), (8, 8), "float32", 4),
+        ((28, 28), (8, 8), "float32", 0),  # seven lines of tiles
+        ((80, 80), (32, 32), "bfloat16", 2),
+        ((14, 14), (32, 32), "bfloat16", 0),
+        ((80, 80), (24, 24), "bfloat16", 0),
+        ((64, 64), (64, 16), "bfloat16", 0),
+    ],
+)
+def test_large_images_pay_with_fewer_channels(image, channels, kind, tile):
+    assert winograd.best_tile(image, channels, kind=kind) == tile
+
+
 @pytest.mark.parametrize(("image", "channels", "tile"), [((28, 28), (128, 128), 4), ((14, 14), (256, 256), 2)])
 def test_kernels_from_memory_cost_more_where_twice_as_much_is_multiplied_a_cycle(image, channels, tile):
     assert winograd.best_tile(image, channels) == 4
