@@ -513,12 +513,6 @@ def depth_anything() -> Example:
     return FirstOutput(model), image(196)
 
 
-@maker
-def detr() -> Example:
-    """Objects: a ResNet-18 after timm, and a transformer of three layers either way with 100 queries."""
-    return _Detr(), {"x": torch.randn(1, 3, 256, 256)}
-
-
 class _Detr(nn.Module):
     def __init__(self, c: int = 256) -> None:
         super().__init__()
@@ -539,6 +533,12 @@ class _Detr(nn.Module):
         for decoder in self.decoder:
             found = decoder(found, seen)
         return torch.cat([self.classes(found), torch.sigmoid(self.boxes(found))], -1)
+
+
+@maker
+def detr() -> Example:
+    """Objects: a ResNet-18 after timm, and a transformer of three layers either way with 100 queries."""
+    return _Detr(), {"x": torch.randn(1, 3, 256, 256)}
 
 
 @maker

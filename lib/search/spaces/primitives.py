@@ -60,8 +60,8 @@ def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
 
 def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     """The block that reads the accumulators of a reduction, which get the scope `local`: the element-wise block that
-    follows, or a copy where that cannot be moved into the tile, since it reduces in turn, or permutes columns
-    (`lib.graph.widen`, with groups).
+    follows, or a copy where that cannot be moved into the tile, since it reduces in turn, permutes columns
+    (`lib.graph.widen`, with groups), or adds elements around the results, as padding does: in a tile there are none.
 
     Raises:
         ScheduleError: More than one block follows.
@@ -72,9 +72,37 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     if found := permuted(schedule, block):
         apart(schedule, found, lanes)
         return found.copy
+    if len(consumers) == 1 and _adds(schedule, consumers[0]):
+        copy = schedule.cache_write(block, 0, "local")
+        _by_itself(schedule, _with_what_follows(schedule, consumers[0]), lanes)
+        return copy
     consumer = following(schedule, block)
     schedule.set_scope(block, 0, "local")
     return consumer
+
+
+def _adds(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether the last of the blocks that follow one another, from one on, writes elements beyond those it reads."""
+    while True:
+        found = schedule.get(block)
+        extents = analysis.extents(found)
+        axes = [axis.var for axis in found.iter_vars]
+        for load in analysis.loaded(analysis.stored(found)):
+            for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
+                var = next((axis for axis in axes if index.same_as(axis)), None)
+                if var is not None and extents[var] > int(extent):
+                    return True
+        consumers = schedule.get_consumers(block)
+        if len(consumers) != 1:
+            return False
+        [block] = consumers
+
+
+def _by_itself(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
+    """Have a block be a parallel loop nest of its own."""
+    columns = columns_of(schedule, block)
+    schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:-1]))
+    vectorize_last(schedule, block, narrowed(lanes, columns))
 
 
 def following(schedule: Schedule, block: SBlockRV) -> SBlockRV:
