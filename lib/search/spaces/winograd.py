@@ -41,7 +41,8 @@ def fits(workload: tvm.IRModule, _target: Target) -> bool:
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
-    """Of a convolution, when the rule comes to the block of its products, one for each number of vectors in a tile."""
+    """Of a convolution, when the rule comes to the block of its products, one for each number of vectors in a tile, with
+    products by positions or by tiles; and of large images one for each tile of a task that does all for its lines."""
     roles = contraction_roles(schedule.get(block))
     if roles is None or not roles.batch:
         return []
@@ -57,7 +58,7 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)]
     transforms = [partial(tiled, tile, first) for tile in tiles for first in (False, True)]
     across = _across(schedule, block)
-    if across and len(roles.reduction) == 1:
+    if across and len(roles.reduction) == 1:  # of volumes it is over frames, too
         found = tiling.tiles(across, extents[roles.columns], machine)
         blocked = [Tile(tile.lanes, tile.vectors, (height,), dot) for tile in found for height in tile.rows]
         transforms += [partial(_in_blocks, product=block, roles=roles, tile=tile, machine=machine) for tile in blocked]
