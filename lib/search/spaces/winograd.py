@@ -41,8 +41,8 @@ def fits(workload: tvm.IRModule, _target: Target) -> bool:
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
-    """Of a convolution, when the rule comes to the block of its products: one for each number of vectors in a tile, with
-    products by positions or by tiles; of large images, one more for each tile of a task that does all."""
+    """Of a convolution, when the rule comes to the block of its products: one for each number of vectors in a tile,
+    with products by positions or by tiles; of large images, one more for each tile of a task that does all."""
     roles = contraction_roles(schedule.get(block))
     if roles is None or not roles.batch:
         return []
