@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn import functional
 from wall_models import Positional, timm_model
 
+_resized = partial(functional.interpolate, mode="bilinear", align_corners=False)
+
 
 def _same(c_in: int, c_out: int, kernel: int = 3, stride: int = 1, **options: int) -> nn.Conv2d:
     """A convolution that keeps the size of an image, but for its stride."""
@@ -197,7 +199,7 @@ class _Nested(nn.Module):
             kept.append(y)
         y = self.inner(y)
         for up, beside in zip(self.up, reversed(kept), strict=True):
-            resized = functional.interpolate(y, size=beside.shape[2:], mode="bilinear", align_corners=False)
+            resized = _resized(y, size=beside.shape[2:])
             y = up(torch.cat([resized, beside], 1))
         return y + whole
 
@@ -219,10 +221,10 @@ class _U2Net(nn.Module):
             kept.append(x)
         found = [x]
         for up, beside in zip(self.up, reversed(kept[:-1]), strict=True):
-            resized = functional.interpolate(found[-1], size=beside.shape[2:], mode="bilinear", align_corners=False)
+            resized = _resized(found[-1], size=beside.shape[2:])
             found.append(up(torch.cat([resized, beside], 1)))
         maps = [side(y) for side, y in zip(self.sides, found, strict=True)]
-        maps = [functional.interpolate(y, size=size, mode="bilinear", align_corners=False) for y in maps]
+        maps = [_resized(y, size=size) for y in maps]
         return torch.sigmoid(self.fused(torch.cat(maps, 1)))
 
 
@@ -246,7 +248,7 @@ class _DeepLab(nn.Module):
         seen = self.body(x)[-1]
         mean = self.mean(seen).expand(-1, -1, *seen.shape[2:])
         classes = self.classes(torch.cat([*(each(seen) for each in self.beside), mean], 1))
-        return functional.interpolate(classes, size=x.shape[2:], mode="bilinear", align_corners=False)
+        return _resized(classes, size=x.shape[2:])
 
 
 @maker

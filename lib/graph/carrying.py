@@ -23,7 +23,7 @@ from lib.graph.rewrite import alike, arguments, dtype, groups_of, is_call, is_ch
 from lib.machine.registers import narrowed
 
 _CONVOLUTION = "relax.nn.conv2d"
-_DEPTHWISE = (_CONVOLUTION, "relax.nn.conv3d")
+_CONVOLUTIONS = (_CONVOLUTION, "relax.nn.conv3d")  # of the latter the depthwise ones
 _ALONE = tuple(f"relax.{name}" for name in (
     "nn.relu", "nn.silu", "nn.gelu", "nn.gelu_tanh", "sigmoid", "tanh", "erf", "clip", "abs", "negative", "round",
     "floor", "astype",
@@ -86,7 +86,7 @@ class _Survey:
         shape = shape_of(call)
         if len(shape) not in (4, 5) or shape[-1] % self._lanes == 0:
             return None
-        if is_call(call, *_DEPTHWISE):
+        if is_call(call, *_CONVOLUTIONS):
             return self._needs_of_convolution(call, shape[-1])
         if is_call(call, *_TOGETHER):
             return self._needs_of_operands(call, shape[-1])
@@ -146,11 +146,11 @@ class _Carrier(PyExprMutator):
 
     def _widened(self, call: relax.Call, more: int) -> relax.Expr:
         """A call with so many channels more."""
-        if is_call(call, _CONVOLUTION) and not _is_depthwise(call):
-            return self._convolved(call, self._more_read(call), more)
-        if is_call(call, *_DEPTHWISE):
+        if _is_depthwise(call):
             data = self._wide[call.args[0]]
             return alike(call, data, self._padded(call.args[1], more), dtype(call), groups=shape_of(data)[-1])
+        if is_call(call, _CONVOLUTION):
+            return self._convolved(call, self._more_read(call), more)
         channels = shape_of(call)[-1]
         if is_call(call, _RESHAPE):
             return op.reshape(self._wide[call.args[0]], [*shape_of(call)[:-1], channels + more])
@@ -181,7 +181,7 @@ def _contains(needs: _Needs, var: relax.Expr) -> bool:
 
 
 def _is_depthwise(call: relax.Expr) -> bool:
-    return is_call(call, *_DEPTHWISE) and 1 < groups_of(call) == shape_of(call)[-1] == shape_of(call.args[0])[-1]
+    return is_call(call, *_CONVOLUTIONS) and 1 < groups_of(call) == shape_of(call)[-1] == shape_of(call.args[0])[-1]
 
 
 def _reads_channels(call: relax.Expr, data: relax.Expr) -> bool:

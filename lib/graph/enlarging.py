@@ -10,6 +10,7 @@ there are channels. Here the lines that there were are made longer first, channe
 is a sum of two of them, in whole vectors.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import tvm
@@ -99,8 +100,7 @@ def _longer(columns: int, mode: str, image: te.Tensor) -> te.Tensor:
     n_images, lines, width, channels = image.shape
 
     def value(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var) -> tirx.Expr:
-        first, second, share = _neighbours(x, width, columns, mode)
-        return image[n, y, first, c] * (1.0 - share) + image[n, y, second, c] * share
+        return _between(lambda at: image[n, y, at, c], x, width, columns, mode)
 
     return te.compute((n_images, channels, lines, columns), value, name=_LONGER)
 
@@ -110,15 +110,21 @@ def _higher(lines: int, mode: str, image: te.Tensor) -> te.Tensor:
     n_images, channels, height, columns = image.shape
 
     def value(n: tirx.Var, c: tirx.Var, y: tirx.Var, x: tirx.Var) -> tirx.Expr:
-        first, second, share = _neighbours(y, height, lines, mode)
-        return image[n, c, first, x] * (1.0 - share) + image[n, c, second, x] * share
+        return _between(lambda at: image[n, c, at, x], y, height, lines, mode)
 
     return te.compute((n_images, channels, lines, columns), value, name=_HIGHER)
 
 
-def _neighbours(place: tirx.Var, before: tirx.IntImm, after: int, mode: str) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
-    """The two elements along an axis that a new one lies between, and the share of the second (`topi.image.resize`)."""
+def _between(
+    element: Callable[[tirx.Expr], tirx.Expr], place: tirx.Var, before: tirx.IntImm, after: int, mode: str
+) -> tirx.Expr:
+    """What is interpolated of the two elements along an axis that a new one lies between (`topi.image.resize`).
+
+    Args:
+        element: At a place along the axis, of which there were `before` and are `after`.
+    """
     at = topi.image.resize.get_inx(place, before, tirx.IntImm("int64", after), mode)
     first = te.floor(at).astype("int64")
-    inside = [te.max(te.min(each, before - 1), 0) for each in (first, first + 1)]
-    return inside[0], inside[1], at - first.astype("float32")
+    one, other = (element(te.max(te.min(each, before - 1), 0)) for each in (first, first + 1))
+    share = at - first.astype("float32")
+    return one * (1.0 - share) + other * share

@@ -26,6 +26,7 @@ from tvm.relax import op
 from lib.graph import patterns, widen
 from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import dtype, is_call, is_channels_last
+from lib.tir.operators import WINOGRAD_LINES
 
 FUNCTION = "conv2d_winograd"  # name of the functions that compute one, for people
 KERNEL = 3
@@ -33,7 +34,6 @@ _LANES = 8  # channels that fill a vector
 _WIDE, _NARROW = "float32", "bfloat16"
 _NARROW_TILES = (2,)  # m of transforms that bf16 bears
 _FROM_MEMORY, _THROUGH_CACHE, _IN_BLOCKS = 10, 14, 8  # cost of an element, in multiplications
-_LARGE = 8  # lines of tiles, of which a task may have some (`lib.search.spaces.winograd`)
 _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
 
@@ -126,7 +126,7 @@ def best_tile(
             continue
         positions = transforms.window**2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
-        in_blocks = height >= _LARGE * tile and depth == 1 and _fill_blocks(channels, kind)
+        in_blocks = height >= WINOGRAD_LINES * tile and depth == 1 and _fill_blocks(channels, kind)
         through = _IN_BLOCKS if in_blocks else _THROUGH_CACHE
         between = through * elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
         costs[tile] = share * (kernel * frames[1] * elements + from_memory * positions * kernel) + between

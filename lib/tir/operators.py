@@ -58,6 +58,7 @@ _ARITHMETIC = {
     tirx.Select: "select",
 }
 WINOGRAD, STRASSEN = "winograd_conv2d", "strassen_matmul"
+WINOGRAD_LINES = 8  # of tiles, from which on a task may have some of them, from data to results
 ATTENTION, RECURRENCE = "attention", "recurrence"
 CHOSEN_SUM = "chosen_sum"  # of elements; which, the place of the result says
 _NARROW = {

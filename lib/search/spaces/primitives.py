@@ -72,37 +72,33 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     if found := permuted(schedule, block):
         apart(schedule, found, lanes)
         return found.copy
-    if len(consumers) == 1 and _adds(schedule, consumers[0]):
+    if len(consumers) == 1 and _adds(schedule, block):
         copy = schedule.cache_write(block, 0, "local")
-        _by_itself(schedule, _with_what_follows(schedule, consumers[0]), lanes)
+        last = _with_what_follows(schedule, consumers[0])
+        apart(schedule, Permuted(copy, last, columns_of(schedule, last)), lanes)
         return copy
     consumer = following(schedule, block)
     schedule.set_scope(block, 0, "local")
     return consumer
 
 
+def after(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
+    """The blocks that follow one another after a block."""
+    found = [block]
+    while consumers := schedule.get_consumers(found[-1]):
+        found += consumers
+    return found[1:]
+
+
 def _adds(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether the last of the blocks that follow one another, from one on, writes elements beyond those it reads."""
-    while True:
-        found = schedule.get(block)
+    """Whether one of the blocks after a block writes elements beyond those it reads, as padding does."""
+    for found in map(schedule.get, after(schedule, block)):
         extents = analysis.extents(found)
-        axes = [axis.var for axis in found.iter_vars]
         for load in analysis.loaded(analysis.stored(found)):
             for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
-                var = next((axis for axis in axes if index.same_as(axis)), None)
-                if var is not None and extents[var] > int(extent):
+                if any(index.same_as(axis) and size > int(extent) for axis, size in extents.items()):
                     return True
-        consumers = schedule.get_consumers(block)
-        if len(consumers) != 1:
-            return False
-        [block] = consumers
-
-
-def _by_itself(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
-    """Have a block be a parallel loop nest of its own."""
-    columns = columns_of(schedule, block)
-    schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:-1]))
-    vectorize_last(schedule, block, narrowed(lanes, columns))
+    return False
 
 
 def following(schedule: Schedule, block: SBlockRV) -> SBlockRV:
@@ -110,8 +106,11 @@ def following(schedule: Schedule, block: SBlockRV) -> SBlockRV:
     inlined.
 
     Raises:
-        ScheduleError: More than one block follows.
+        ScheduleError: More than one block follows, or it writes more elements than there are results: moved into their
+            loops, it would leave the others as memory was.
     """
+    if _adds(schedule, block):
+        raise ScheduleError("what follows the reduction writes elements beyond its results")
     first, *others = schedule.get_consumers(block)
     consumer = _with_what_follows(schedule, first)
     if others:
@@ -174,7 +173,7 @@ def _with_what_follows(schedule: Schedule, block: SBlockRV) -> SBlockRV:
 
 
 def apart(schedule: Schedule, found: Permuted, lanes: int) -> None:
-    """Have what reads results in stretches be a parallel loop nest of its own."""
+    """Have what reads results, in stretches or whole rows, be a parallel loop nest of its own."""
     *outer, last = schedule.get_loops(found.consumer)
     stretch, _ = schedule.split(last, [None, found.length])
     schedule.parallel(schedule.fuse(*outer, stretch))

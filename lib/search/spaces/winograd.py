@@ -30,9 +30,7 @@ from lib.search.spaces.microkernel import tile_contraction, tile_in_task
 from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import feasible
 from lib.search.spaces.tiling import Tile
-from lib.tir.operators import WINOGRAD, core_operator, operators
-
-_FEWEST_LINES = 8  # of tiles, for tasks that have some of them
+from lib.tir.operators import WINOGRAD, WINOGRAD_LINES, core_operator, operators
 
 
 def fits(workload: tvm.IRModule, _target: Target) -> bool:
@@ -67,18 +65,10 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
 
 def _across(schedule: Schedule, product: SBlockRV) -> int:
     """How many tiles an image is wide, where there are enough lines of them to share out; else 0."""
-    _, columns, *_, last = _after(schedule, product)
+    _, columns, *_, last = primitives.after(schedule, product)
     size = _side(schedule, columns)
     *_, height, width, _ = (int(axis.dom.extent) for axis in schedule.get(last).iter_vars)
-    return 0 if height < _FEWEST_LINES * size else -(-width // size)
-
-
-def _after(schedule: Schedule, product: SBlockRV) -> list[SBlockRV]:
-    """The blocks after the products, one after the other."""
-    found = [product]
-    while consumers := schedule.get_consumers(found[-1]):
-        found += consumers
-    return found[1:]
+    return 0 if height < WINOGRAD_LINES * size else -(-width // size)
 
 
 def _in_blocks(schedule: Schedule, product: SBlockRV, roles: Roles, tile: Tile, machine: Registers) -> None:
@@ -137,7 +127,7 @@ def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, *
         copy: The block that reads the accumulators.
         in_blocks: A task has all channels of some lines of tiles.
     """
-    lines, columns, *following = _after(schedule, copy)
+    lines, columns, *following = primitives.after(schedule, copy)
     for block in following[:-1]:
         schedule.compute_inline(block)
     size, last = _side(schedule, columns), following[-1]
