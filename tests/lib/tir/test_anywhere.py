@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
 from lib.search import evolution
 from lib.tir import anywhere, lowering, traces
@@ -60,3 +60,20 @@ def test_scalars_stay_what_they_are():
     function = tirx.PrimFunc([n], tirx.Evaluate(n))
 
     assert list(anywhere.insert(function).params) == [n]
+
+
+@pytest.mark.parametrize("begin", [0, 64, 4096])
+def test_what_the_runtime_sorts_begins_anywhere_too(begin):
+    values = te.placeholder((8, 100), name="values")
+    function = te.create_prim_func([values, *topi.topk(values, 20, ret_type="both", dtype="int64")])
+    pipeline = lowering.pipeline(lowering.standard("llvm"), is_delivered=True)
+    kernel = tvm.tirx.build(as_workload(function), "llvm", pipeline=pipeline)
+    drawn = np.random.default_rng(0).permuted(np.arange(800, dtype=np.float32)).reshape(8, 100)
+    found = at(np.zeros((8, 20), np.float32), begin)
+    places = tvm.runtime.tensor(np.zeros((8, 20), np.int64))
+
+    kernel["main"](at(drawn, begin), found, places)
+
+    expected = np.argsort(-drawn)[:, :20]
+    np.testing.assert_array_equal(places.numpy(), expected)
+    np.testing.assert_array_equal(found.numpy(), np.take_along_axis(drawn, expected, 1))
