@@ -4,7 +4,8 @@ A CPU with instructions for bf16 multiplies twice as many of them as floats, and
 converted once. Of the data, a tensor that a product reads is stored in bf16 by whoever computes it, once, for all that
 read it: were it kept in float32 for the others, as for the addition at the end of a residual block, it would be written
 twice. But what a norm makes is kept for them: where sums go from norm to norm, as in BERT, its rounding made two thirds
-of all error. So norms, softmax and sums have float32 within them, and are rounded only where a product reads them.
+of all error. So norms, softmax and sums have float32 within them, and are rounded only where a product reads them. And
+what a model chooses by, neighbours or experts, stays in float32 (`lib.graph.choices`).
 
 Products of bytes, which quantised files have, are as `lib.graph.rules.quantization` makes them; what is added here are
 the channels that their instructions need.
@@ -22,7 +23,7 @@ from tvm import relax
 from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph import grouping, lines, packing, recurrence, reweight, words
+from lib.graph import choices, grouping, lines, packing, recurrence, reweight, words
 from lib.graph.fusion import Model
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, groups_of, has_columns_last, is_call, rewrite, rule
@@ -45,9 +46,10 @@ def in_bf16(model: Model, lanes: int, matrix: Matrix | None = None) -> Model:
         lanes: Of the machine's vectors.
         matrix: The instruction for matrices in bf16, if it has one.
     """
+    model = choices.kept(model)
     by_lines = [partial(lines.replacement, matrix, _WIDE)] if matrix else []
-    choices: list[reweight.Choose] = [*by_lines, partial(_replacement, matrix), _narrow_recurrence]
-    found = reweight.replaced(_with_merged_groups(model, matrix, _WIDE), choices)
+    offers: list[reweight.Choose] = [*by_lines, partial(_replacement, matrix), _narrow_recurrence]
+    found = reweight.replaced(_with_merged_groups(model, matrix, _WIDE), offers)
     found = packing.pack(found, BF16, lanes, _WIDE)
     if found is model:
         return model
@@ -219,11 +221,13 @@ def _rounded_early(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _stored_once(module: tvm.IRModule) -> tvm.IRModule:
-    """Whatever is rounded for one reader is rounded for all of them; results of the model, and of norms, are not."""
+    """Whatever is rounded for one reader is rounded for all of them; results of the model, and of norms, are not, nor
+    is what choices depend on."""
     function = module["main"]
+    exact = choices.tensors(function)
     values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
     rounded = {call.args[0] for call in values.values()
-               if _is_rounding(call) and isinstance(call.args[0], relax.DataflowVar)
+               if _is_rounding(call) and isinstance(call.args[0], relax.DataflowVar) and call.args[0] not in exact
                and not is_call(values.get(call.args[0]), *_NORMS)}  # fmt: skip
     changed = _Rounder(module, rounded).visit_expr(function)
     functions = {gvar: changed if gvar.name_hint == "main" else f for gvar, f in module.functions_items()}
