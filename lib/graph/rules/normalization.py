@@ -157,6 +157,20 @@ def _with_affine(
     return op.nn.layer_norm(norm.args[0], constant(gamma), constant(beta), [-1], float(norm.attrs.epsilon))
 
 
+@rule("relax.nn.softmax", "relax.nn.log_softmax")
+def softmax_over_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A softmax over another axis as one over the last, of what is transposed: rows are computed in vectors, and who
+    computes them, or reads the result, as a rule may do so in that order as well."""
+    shape = rewriter.shape(call.args[0])
+    axis = int(call.attrs.axis) % len(shape) if shape else 0
+    if not shape or axis == len(shape) - 1:
+        return None
+    order = [*range(axis), *range(axis + 1, len(shape)), axis]
+    turned = rewriter.emit(op.permute_dims(call.args[0], order))
+    result = rewriter.emit(getattr(op.nn, call.op.name.rpartition(".")[2])(turned, -1))
+    return op.permute_dims(result, [order.index(n) for n in range(len(shape))])
+
+
 def _is_row(value: np.ndarray, shape: tuple[int, ...]) -> bool:
     """Whether a constant has one element for each index of the last axis."""
     return value.ndim <= len(shape) and value.shape[-1:] == shape[-1:] and value.size == shape[-1]
@@ -171,4 +185,6 @@ def _mean_of_last(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     return mean.args[0]
 
 
-RULES: list[Rule] = [whole_layer_norm, instance_norm, group_norm, scale_of_layer_norm, shift_of_layer_norm]
+RULES: list[Rule] = [
+    whole_layer_norm, instance_norm, group_norm, scale_of_layer_norm, shift_of_layer_norm, softmax_over_last
+]  # fmt: skip

@@ -124,3 +124,15 @@ def test_a_group_norm_is_computed_on_the_image(groups, is_exported):
 )  # fmt: skip
 def test_what_is_no_instance_norm_stays(build):
     assert stays(RULES, build, (2, 5, 5, 5))
+
+
+@pytest.mark.parametrize("softmax", [op.nn.softmax, op.nn.log_softmax])
+@pytest.mark.parametrize(("shape", "axis"), [((2, 5, 7), 1), ((6, 4), 0), ((2, 3, 4, 5), -3)])
+def test_a_softmax_over_another_axis_is_one_over_the_last(softmax, shape, axis):
+    _, after = becomes(RULES, lambda x: softmax(x, axis), shape)
+
+    assert after == ["permute_dims", f"nn.{softmax.__name__}", "permute_dims"]
+
+
+def test_a_softmax_over_the_last_axis_stays():
+    assert stays(RULES, lambda x: op.nn.softmax(x, 1), (3, 4))
