@@ -11,8 +11,10 @@ show that they leave an image an image. As a lookup of channels by known numbers
 are chosen.
 """
 
+from functools import partial
+
 import numpy as np
-from tvm import relax
+from tvm import relax, te, topi
 from tvm.relax import op
 
 from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dtype, rule, to_channels_first
@@ -85,6 +87,19 @@ def slice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | No
     return op.permute_dims(rewriter.emit(part), order)
 
 
+@rule("relax.nn.pad")
+def padding_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Padding of what was NHWC before, in NHWC."""
+    rank = len(rewriter.shape(call) or ())
+    image = movement.channels_last(rewriter, call.args[0], rank)
+    if image is None or rank not in _RANKS:
+        return None
+    ends, order = [int(width) for width in call.attrs.pad_width], to_channels_first(rank)
+    widths = [width for n in range(rank) for width in ends[2 * order.index(n) :][:2]]
+    padded = op.nn.pad(image, widths, str(call.attrs.pad_mode), float(call.attrs.pad_value))
+    return op.permute_dims(rewriter.emit(padded), order)
+
+
 @rule("relax.where", *_COMPARISONS)
 def choice_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """An element-wise choice between images that were NHWC before, in NHWC."""
@@ -119,6 +134,27 @@ def pooling_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | 
         image, **sizes, ceil_mode=bool(attrs.ceil_mode), count_include_pad=bool(attrs.count_include_pad), layout="NHWC"
     )
     return op.permute_dims(rewriter.emit(pooled), to_channels_first(4))
+
+
+@rule("relax.image.grid_sample")
+def sample_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Pixels between those of what was NHWC before, in NHWC: all channels of four neighbours, in vectors."""
+    attrs = call.attrs
+    image = movement.channels_last(rewriter, call.args[0], 4)
+    if image is None or str(attrs.layout) != "NCHW":
+        return None
+    how = str(attrs.method), str(attrs.padding_mode), bool(attrs.align_corners)
+    found = rewriter.builder_.call_te(partial(_sampled, how), image, call.args[1], primfunc_name_hint="grid_sample")
+    return op.permute_dims(rewriter.emit(found), to_channels_first(4))
+
+
+def _sampled(how: tuple[str, str, bool], image: te.Tensor, grid: te.Tensor) -> te.Tensor:
+    method, padding, align_corners = how
+    n, height, width, channels = image.shape
+    first = te.compute((n, channels, height, width), lambda n, c, y, x: image[n, y, x, c], name="channels_first")
+    found = topi.image.grid_sample(first, grid, method, "NCHW", padding, align_corners)
+    shape = (n, *found.shape[2:], channels)
+    return te.compute(shape, lambda n, y, x, c: found[n, c, y, x], name="channels_last")
 
 
 @rule("relax.take")
@@ -178,5 +214,8 @@ def parts_as_channels(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
 
 
 BEFORE: list[Rule] = [shuffle_as_lookup, multiplier_apart]  # layouts are chosen
-AFTER: list[Rule] = [lookup_channels_last, slice_channels_last, choice_channels_last, pooling_channels_last]
+AFTER: list[Rule] = [
+    lookup_channels_last, slice_channels_last, padding_channels_last, choice_channels_last, pooling_channels_last,
+    sample_channels_last,
+]  # fmt: skip
 LAST: list[Rule] = [lookup_as_shuffle, parts_as_channels]

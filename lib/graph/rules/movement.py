@@ -209,14 +209,17 @@ def transpose_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 @rule("relax.permute_dims")
 def transpose_before_padding(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """transpose(pad(x)) as pad(transpose(x)): padding may then become a part of the convolution that reads it."""
+    """transpose(pad(x)) as pad(transpose(x)): padding may then become a part of the convolution that reads it. But what
+    brings channels first comes last (`lib.graph.rules.layouts`)."""
     pad = rewriter.calls(call.args[0], "relax.nn.pad")
-    order = call.attrs.axes
+    order = order_of(call)
     if pad is None or order is None or not rewriter.read_once(call.args[0]):
         return None
+    if len(order) in (4, 5) and order == to_channels_first(len(order)):
+        return None
     widths = [int(width) for width in pad.attrs.pad_width]
-    moved = [width for axis in order for width in widths[2 * int(axis) : 2 * int(axis) + 2]]
-    image = rewriter.emit(op.permute_dims(pad.args[0], [int(axis) for axis in order]))
+    moved = [width for axis in order for width in widths[2 * axis : 2 * axis + 2]]
+    image = rewriter.emit(op.permute_dims(pad.args[0], order))
     return op.nn.pad(image, moved, str(pad.attrs.pad_mode), float(pad.attrs.pad_value))
 
 

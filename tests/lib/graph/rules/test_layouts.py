@@ -133,6 +133,22 @@ def test_tokens_that_are_pooled_as_an_image_are_not_transposed(pool):
     assert after.count(f"nn.{getattr(pool, 'func', pool).__name__}") == 1
 
 
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align_corners", [True, False])
+def test_pixels_between_pixels_are_read_with_all_their_channels(padding, align_corners):
+    """And what pads, cuts and convolves them stays channels last as well."""
+
+    def build(x, grid):
+        moved = op.image.grid_sample(convolved(x), grid, "bilinear", "NCHW", padding, align_corners)
+        wide = op.nn.pad(moved, [0, 0, 0, 0, 1, 1, 1, 1])
+        return convolved(op.strided_slice(wide, [2, 3], [1, 2], [5, 6], [1, 1]), inputs=12)
+
+    after = with_channels_last(build, IMAGE, (2, 2, 4, 7))
+
+    assert after.count("permute_dims") == 2  # of the model's input and result
+    assert "grid_sample" in after  # a function in TIR
+
+
 def test_a_choice_by_something_else_stays_where_it_is():
     """A line of flags for each column broadcasts along other axes: nothing is known of it in NHWC."""
 
