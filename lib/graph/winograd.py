@@ -33,7 +33,8 @@ KERNEL = 3
 _LANES = 8  # channels that fill a vector
 _WIDE, _NARROW = "float32", "bfloat16"
 _NARROW_TILES = (2,)  # m of transforms that bf16 bears
-_FROM_MEMORY, _THROUGH_CACHE, _IN_BLOCKS = 10, 14, 8  # cost of an element, in multiplications
+_FROM_MEMORY, _THROUGH_CACHE, _THROUGH_MEMORY, _IN_BLOCKS = 10, 14, 45, 8  # cost of an element, in multiplications
+_CACHE = 1 << 23  # elements in float32 that stay in the last cache
 _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
 
@@ -107,9 +108,11 @@ def best_tile(
     memory traffic, for CPUs of today, which do about ten multiplications while an element comes from memory, where the
     kernels of a large model are, and about seven while one is written to L2 or L3 between the transforms and the
     products, and as many while it is read again; of large images, which are computed in blocks, four: 6.3 to 9.9 in all
-    would explain eight convolutions of 16 to 64 channels on two cores of a Zen 5, and 22 a ninth. Of CPUs that multiply
-    two vectors of 512 bits a cycle the first is more: in a ResNet-50 on two cores of a Zen 5, products of 256 channels
-    of 14x14 pixels take 250 to 360 us with m = 4, whose kernels come from memory no faster, and 220 to 260 with m = 2.
+    would explain eight convolutions of 16 to 64 channels on two cores of a Zen 5, and 22 a ninth. Of volumes, all
+    images together may have more between the steps than the last cache holds: of 48x48x48 with 16 or 32 channels, and
+    of 12 frames of 56x56 with 64, 28 to 59 would explain what was measured there. Of CPUs that multiply two vectors of
+    512 bits a cycle the first is more: in a ResNet-50 on two cores of a Zen 5, products of 256 channels of 14x14 pixels
+    take 250 to 360 us with m = 4, whose kernels come from memory no faster, and 220 to 260 with m = 2.
 
     Args:
         frames: How many images are read, and how many are written.
@@ -127,9 +130,10 @@ def best_tile(
         positions = transforms.window**2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
         in_blocks = height >= WINOGRAD_LINES * tile and depth == 1 and _fill_blocks(channels, kind)
-        through = _IN_BLOCKS if in_blocks else _THROUGH_CACHE
-        between = through * elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
-        costs[tile] = share * (kernel * frames[1] * elements + from_memory * positions * kernel) + between
+        between = elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
+        through = _IN_BLOCKS if in_blocks else _THROUGH_CACHE if between <= _CACHE else _THROUGH_MEMORY
+        products = share * (kernel * frames[1] * elements + from_memory * positions * kernel)
+        costs[tile] = products + through * between
     return min(costs, key=lambda tile: costs[tile])
 
 

@@ -199,6 +199,7 @@ def test_the_tile_for_volumes_counts_what_a_result_sees():
     """Products are three times as many as of images; transforms are not."""
     assert winograd.best_tile((56, 56), (16, 16), kind="bfloat16") == 0
     assert winograd.best_tile((56, 56), (16, 16), (8, 8), depth=3, kind="bfloat16") == 2
+    assert winograd.best_tile((48, 48), (16, 16), (48, 48), depth=3, kind="bfloat16") == 0  # through memory
 
 
 def test_in_bf16_the_convolution_is_an_operator_of_its_own_with_a_kernel_of_half_the_bytes():
