@@ -4,7 +4,8 @@ Where a convolution's channels fill no whole vectors, as 228 do, some are added,
 computed them (`lib.graph.widen`): it writes vectors of four then, and the depthwise convolution that comes next has no
 others. Here they stay: what is computed channel by channel, activations, depthwise convolutions, gates, sums over
 lines, has whole vectors, and the next 1x1 convolution reads the channels that it had before (`lib.graph.parts`). In
-bf16 and in bytes it reads all of them, of which its instructions want a multiple anyway, with weights of zero.
+bf16 and in bytes it reads all of them, of which its instructions want a multiple anyway, with weights of zero. A sum
+with an image of fewer channels, as BlazeFace has, pads that one with more.
 
 What stands in the added channels is computed from zeros, and finite.
 """
@@ -88,6 +89,8 @@ class _Survey:
             return None
         if is_call(call, *_CONVOLUTIONS):
             return self._needs_of_convolution(call, shape[-1])
+        if _pads_channels(call):
+            return ()
         if is_call(call, *_TOGETHER):
             return self._needs_of_operands(call, shape[-1])
         is_of_space = is_call(call, *_ALONE, _RESHAPE) or _is_of_space(call)
@@ -114,7 +117,7 @@ class _Survey:
         it is computed of."""
         readers = self._readers.get(var, [])
         is_used = readers and all(
-            _contains(found.get(reader, ()), var) or _reads_channels(self._values[reader], var) for reader in readers
+            _contains(found.get(reader, ()), var) or _takes_own(self._values[reader], var) for reader in readers
         )
         return bool(is_used) and all(each in found for each in found[var])
 
@@ -152,6 +155,10 @@ class _Carrier(PyExprMutator):
         if is_call(call, _CONVOLUTION):
             return self._convolved(call, self._more_read(call), more)
         channels = shape_of(call)[-1]
+        if _pads_channels(call):
+            widths = [int(n) for n in call.attrs.pad_width]
+            widths[-1] += more
+            return op.nn.pad(self.visit_expr(call.args[0]), widths, "constant", float(call.attrs.pad_value))
         if is_call(call, _RESHAPE):
             return op.reshape(self._wide[call.args[0]], [*shape_of(call)[:-1], channels + more])
         args = [self._wide[arg] if arg in self._wide else self._padded(arg, more) if shape_of(arg)[-1:] == (channels,)
@@ -190,6 +197,19 @@ def _reads_channels(call: relax.Expr, data: relax.Expr) -> bool:
         is_call(call, _CONVOLUTION) and groups_of(call) == 1 and is_channels_last(call)
         and call.args[0].same_as(data) and not call.args[1].same_as(data) and shape_of(call.args[1])[:2] == (1, 1)
     )  # fmt: skip
+
+
+def _pads_channels(call: relax.Expr) -> bool:
+    """Whether it gives an image more channels, after its own."""
+    if not is_call(call, _PAD) or str(call.attrs.pad_mode) != "constant":
+        return False
+    before, after = map(int, call.attrs.pad_width[-2:])
+    return before == 0 < after
+
+
+def _takes_own(call: relax.Expr, data: relax.Expr) -> bool:
+    """Whether it reads the channels that there were, and no others."""
+    return _reads_channels(call, data) or _pads_channels(call)
 
 
 def _is_of_space(call: relax.Call) -> bool:

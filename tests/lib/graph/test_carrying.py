@@ -63,6 +63,15 @@ def volumes(x, wide=36):
     return conv(op.reshape(gated, (1, *IMAGE[1:3], wide)), 16, wide, 3)
 
 
+def more_channels(x, less=20, wide=36):
+    """Sums of an image with one of fewer channels, as BlazeFace has them."""
+    image = op.nn.relu(conv(x, less, IMAGE[3]))
+    apart = conv(image, less, less, 2, 3, less)
+    beside = op.nn.pad(image, [0, 0, 0, 0, 0, 0, 0, wide - less])
+    image = op.nn.relu(op.add(conv(apart, wide, less, 3), beside))
+    return conv(conv(image, wide, wide, 4, 3, wide), 16, wide, 5)
+
+
 def sixty_four_at_once(x):
     return conv(op.nn.relu(conv(x, 10, IMAGE[3])), 24, 10, 2, strides=2)
 
@@ -80,6 +89,7 @@ CARRIED = [
     residual,
     pooled,
     volumes,
+    more_channels,
     sixty_four_at_once,
 ]
 
