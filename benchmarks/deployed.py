@@ -14,17 +14,18 @@ from torch import nn
 from torch.nn import functional
 from wall_models import Positional, timm_model
 
-_resized = partial(functional.interpolate, mode="bilinear", align_corners=False)
+resized = partial(functional.interpolate, mode="bilinear", align_corners=False)
 
 
-def _same(c_in: int, c_out: int, kernel: int = 3, stride: int = 1, **options: int) -> nn.Conv2d:
+def same(c_in: int, c_out: int, kernel: int = 3, stride: int = 1, **options: int) -> nn.Conv2d:
     """A convolution that keeps the size of an image, but for its stride."""
     dilation = options.get("dilation", 1)
     return nn.Conv2d(c_in, c_out, kernel, stride, dilation * (kernel - 1) // 2, **options)
 
 
-def _normed(c_in: int, c_out: int, kernel: int = 3, stride: int = 1, **options: int) -> nn.Sequential:
-    return nn.Sequential(_same(c_in, c_out, kernel, stride, **options), nn.BatchNorm2d(c_out), nn.ReLU())
+def normed(c_in: int, c_out: int, kernel: int = 3, stride: int = 1, **options: int) -> nn.Sequential:
+    """The same with a batch norm, rectified."""
+    return nn.Sequential(same(c_in, c_out, kernel, stride, **options), nn.BatchNorm2d(c_out), nn.ReLU())
 
 
 class _Face(nn.Module):
@@ -32,7 +33,7 @@ class _Face(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, stride: int = 1) -> None:
         super().__init__()
-        self.body = nn.Sequential(_same(c_in, c_in, 5, stride, groups=c_in), nn.Conv2d(c_in, c_out, 1))
+        self.body = nn.Sequential(same(c_in, c_in, 5, stride, groups=c_in), nn.Conv2d(c_in, c_out, 1))
         self.stride, self.more = stride, c_out - c_in
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,8 +68,8 @@ class _Identity(nn.Module):
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.BatchNorm2d(c_in), _same(c_in, c_out, bias=False), nn.BatchNorm2d(c_out), nn.PReLU(c_out),
-            _same(c_out, c_out, 3, stride, bias=False), nn.BatchNorm2d(c_out),
+            nn.BatchNorm2d(c_in), same(c_in, c_out, bias=False), nn.BatchNorm2d(c_out), nn.PReLU(c_out),
+            same(c_out, c_out, 3, stride, bias=False), nn.BatchNorm2d(c_out),
         )  # fmt: skip
         short = nn.Sequential(nn.Conv2d(c_in, c_out, 1, stride, bias=False), nn.BatchNorm2d(c_out))
         self.short = short if stride > 1 or c_in != c_out else nn.Identity()
@@ -80,7 +81,7 @@ class _Identity(nn.Module):
 @maker
 def arcface() -> Example:
     """IResNet-18: the embedding of a face, 512 numbers."""
-    layers: list[nn.Module] = [_same(3, 64, bias=False), nn.BatchNorm2d(64), nn.PReLU(64)]
+    layers: list[nn.Module] = [same(3, 64, bias=False), nn.BatchNorm2d(64), nn.PReLU(64)]
     for c_in, c_out in ((64, 64), (64, 128), (128, 256), (256, 512)):
         layers += [_Identity(c_in, c_out, 2), _Identity(c_out, c_out, 1)]
     head = [nn.BatchNorm2d(512), nn.Flatten(), nn.Linear(512 * 7 * 7, 512), nn.BatchNorm1d(512)]
@@ -105,7 +106,7 @@ class _Naf(nn.Module):
     def __init__(self, c: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(_ChannelNorm(c) for _ in range(2))
-        self.spread = nn.Sequential(nn.Conv2d(c, 2 * c, 1), _same(2 * c, 2 * c, groups=2 * c))
+        self.spread = nn.Sequential(nn.Conv2d(c, 2 * c, 1), same(2 * c, 2 * c, groups=2 * c))
         self.weights = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(c, c, 1))
         self.out, self.more, self.less = nn.Conv2d(c, c, 1), nn.Conv2d(c, 2 * c, 1), nn.Conv2d(c, c, 1)
         self.scales = nn.ParameterList(torch.ones(1, c, 1, 1) for _ in range(2))
@@ -121,7 +122,7 @@ class _Naf(nn.Module):
 class _NafNet(nn.Module):
     def __init__(self, c: int = 32) -> None:
         super().__init__()
-        self.into, self.out = _same(3, c), _same(c, 3)
+        self.into, self.out = same(3, c), same(c, 3)
         self.down = nn.ModuleList(nn.Sequential(_Naf(c << n), nn.Conv2d(c << n, c << n + 1, 2, 2)) for n in range(3))
         self.middle = nn.Sequential(_Naf(8 * c), _Naf(8 * c))
         up = [nn.Sequential(nn.Conv2d(c << n, c << n + 1, 1, bias=False), nn.PixelShuffle(2)) for n in (3, 2, 1)]
@@ -149,8 +150,8 @@ class _Dense(nn.Module):
 
     def __init__(self, c: int, grown: int) -> None:
         super().__init__()
-        self.grow = nn.ModuleList(_same(c + n * grown, grown) for n in range(4))
-        self.out = _same(c + 4 * grown, c)
+        self.grow = nn.ModuleList(same(c + n * grown, grown) for n in range(4))
+        self.out = same(c + 4 * grown, c)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         all_of = x
@@ -164,9 +165,9 @@ class _Esrgan(nn.Module):
 
     def __init__(self, c: int = 64) -> None:
         super().__init__()
-        self.first, self.trunk = _same(3, c), nn.Sequential(*(_Dense(c, 32) for _ in range(3)), _same(c, c))
-        self.up = nn.ModuleList(_same(c, c) for _ in range(2))
-        self.last = nn.Sequential(_same(c, c), nn.LeakyReLU(0.2), _same(c, 3))
+        self.first, self.trunk = same(3, c), nn.Sequential(*(_Dense(c, 32) for _ in range(3)), same(c, c))
+        self.up = nn.ModuleList(same(c, c) for _ in range(2))
+        self.last = nn.Sequential(same(c, c), nn.LeakyReLU(0.2), same(c, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
@@ -186,10 +187,10 @@ class _Nested(nn.Module):
 
     def __init__(self, c_in: int, middle: int, c_out: int, depth: int) -> None:
         super().__init__()
-        self.into = _normed(c_in, c_out)
-        self.down = nn.ModuleList(_normed(c_out if not n else middle, middle) for n in range(depth))
-        self.inner = _normed(middle, middle, dilation=2)
-        self.up = nn.ModuleList(_normed(2 * middle, c_out if n == depth - 1 else middle) for n in range(depth))
+        self.into = normed(c_in, c_out)
+        self.down = nn.ModuleList(normed(c_out if not n else middle, middle) for n in range(depth))
+        self.inner = normed(middle, middle, dilation=2)
+        self.up = nn.ModuleList(normed(2 * middle, c_out if n == depth - 1 else middle) for n in range(depth))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = whole = self.into(x)
@@ -199,8 +200,8 @@ class _Nested(nn.Module):
             kept.append(y)
         y = self.inner(y)
         for up, beside in zip(self.up, reversed(kept), strict=True):
-            resized = _resized(y, size=beside.shape[2:])
-            y = up(torch.cat([resized, beside], 1))
+            larger = resized(y, size=beside.shape[2:])
+            y = up(torch.cat([larger, beside], 1))
         return y + whole
 
 
@@ -211,7 +212,7 @@ class _U2Net(nn.Module):
         super().__init__()
         self.down = nn.ModuleList(_Nested(3 if depth == 5 else c, middle, c, depth) for depth in (5, 4, 3, 2))
         self.up = nn.ModuleList(_Nested(2 * c, middle, c, depth) for depth in (3, 4, 5))
-        self.sides = nn.ModuleList(_same(c, 1) for _ in range(4))
+        self.sides = nn.ModuleList(same(c, 1) for _ in range(4))
         self.fused = nn.Conv2d(4, 1, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -221,10 +222,10 @@ class _U2Net(nn.Module):
             kept.append(x)
         found = [x]
         for up, beside in zip(self.up, reversed(kept[:-1]), strict=True):
-            resized = _resized(found[-1], size=beside.shape[2:])
-            found.append(up(torch.cat([resized, beside], 1)))
+            larger = resized(found[-1], size=beside.shape[2:])
+            found.append(up(torch.cat([larger, beside], 1)))
         maps = [side(y) for side, y in zip(self.sides, found, strict=True)]
-        maps = [_resized(y, size=size) for y in maps]
+        maps = [resized(y, size=size) for y in maps]
         return torch.sigmoid(self.fused(torch.cat(maps, 1)))
 
 
@@ -240,15 +241,15 @@ class _DeepLab(nn.Module):
         super().__init__()
         self.body = timm_model("mobilenetv3_large_100", features_only=True, output_stride=16, out_indices=(4,)).body
         c_in = self.body.feature_info.channels()[-1]
-        self.beside = nn.ModuleList([_normed(c_in, c, 1), *(_normed(c_in, c, dilation=rate) for rate in (6, 12, 18))])
-        self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), _normed(c_in, c, 1))
-        self.classes = nn.Sequential(_normed(5 * c, c, 1), _normed(c, c), nn.Conv2d(c, 21, 1))
+        self.beside = nn.ModuleList([normed(c_in, c, 1), *(normed(c_in, c, dilation=rate) for rate in (6, 12, 18))])
+        self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), normed(c_in, c, 1))
+        self.classes = nn.Sequential(normed(5 * c, c, 1), normed(c, c), nn.Conv2d(c, 21, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         seen = self.body(x)[-1]
         mean = self.mean(seen).expand(-1, -1, *seen.shape[2:])
         classes = self.classes(torch.cat([*(each(seen) for each in self.beside), mean], 1))
-        return _resized(classes, size=x.shape[2:])
+        return resized(classes, size=x.shape[2:])
 
 
 @maker
@@ -332,8 +333,8 @@ class _Level(nn.Module):
 
     def __init__(self, c_in: int, c: int, time: int, text: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.GroupNorm(32, c_in), nn.SiLU(), _same(c_in, c))
-        self.second = nn.Sequential(nn.GroupNorm(32, c), nn.SiLU(), _same(c, c))
+        self.first = nn.Sequential(nn.GroupNorm(32, c_in), nn.SiLU(), same(c_in, c))
+        self.second = nn.Sequential(nn.GroupNorm(32, c), nn.SiLU(), same(c, c))
         self.time = nn.Sequential(nn.SiLU(), nn.Linear(time, c))
         self.short = nn.Identity() if c_in == c else nn.Conv2d(c_in, c, 1)
         self.norm, self.into, self.out = nn.GroupNorm(32, c), nn.Conv2d(c, c, 1), nn.Conv2d(c, c, 1)
@@ -352,12 +353,12 @@ class _Denoiser(nn.Module):
         super().__init__()
         widths, level = [c, 2 * c, 2 * c], partial(_Level, time=4 * c, text=text)
         self.time = nn.Sequential(nn.Linear(c, 4 * c), nn.SiLU(), nn.Linear(4 * c, 4 * c))
-        self.into = _same(4, c)
+        self.into = same(4, c)
         self.down = nn.ModuleList(level(a, b) for a, b in zip([c, *widths], widths, strict=False))
-        self.smaller = nn.ModuleList(_same(w, w, 3, 2) for w in widths[:-1])
+        self.smaller = nn.ModuleList(same(w, w, 3, 2) for w in widths[:-1])
         self.up = nn.ModuleList(level(a, b) for a, b in ((4 * c, 2 * c), (4 * c, 2 * c), (3 * c, c)))
-        self.larger = nn.ModuleList(_same(2 * c, 2 * c) for _ in range(2))
-        self.out = nn.Sequential(nn.GroupNorm(32, c), nn.SiLU(), _same(c, 4))
+        self.larger = nn.ModuleList(same(2 * c, 2 * c) for _ in range(2))
+        self.out = nn.Sequential(nn.GroupNorm(32, c), nn.SiLU(), same(c, 4))
 
     def forward(self, x: torch.Tensor, time: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         """`x`: [1, 4, 32, 32]; `time`: [1, c], sines of the step; `text`: [1, 77, text]."""
