@@ -7,6 +7,7 @@ from lib.graph import (
     attention,
     carrying,
     lookups,
+    packing,
     pixels,
     precision,
     reweight,
@@ -99,6 +100,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)
+    if widened:
+        model = packing.with_whole_vectors(model, machine.lanes)
     model = reweight.replaced(model, choices)
     chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
     if machine.looks_up:

@@ -50,6 +50,26 @@ def of_activations(rewriter: Rewriter, call: relax.Call) -> tuple[tuple[int, ...
     return (data, weight) if len(data) >= 3 and len(data) == len(weight) and data[:-2] == weight[:-2] else None
 
 
+def with_whole_vectors(model: Model, lanes: int) -> Model:
+    """The model with its products of two activations to fewer columns than a vector has, as those of a few tokens, to a
+    whole vector of them, where that is faster; see `lib.graph.widen`."""
+    module = rewrite(model.module, [Rule("whole_vector", ("relax.matmul",), partial(_whole_vector, lanes))])
+    return model if tvm_ffi.structural_equal(module, model.module) else Model(module, model.weights)
+
+
+def _whole_vector(lanes: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    shapes = of_activations(rewriter, call)
+    if shapes is None or dtype(call) not in widen.SUMS or tuple(map(dtype, call.args)) != (dtype(call),) * 2:
+        return None
+    columns = shapes[1][-1]
+    if not 1 < columns < lanes or widen.computed(columns, lanes) == columns:
+        return None
+    widths = [0, 0] * (len(shapes[1]) - 1) + [0, lanes - columns]
+    wide = rewriter.emit(op.nn.pad(call.args[1], widths, "constant", 0.0))
+    product = rewriter.emit(op.matmul(call.args[0], wide, out_dtype=dtype(call)))
+    return widen.cut(rewriter.builder_, product, columns)
+
+
 def factors(rewriter: Rewriter, call: relax.Call) -> Sequence[relax.Expr]:
     """Those of a product; empty for an einsum that is not the one of attention."""
     if call.op.name == "relax.matmul":

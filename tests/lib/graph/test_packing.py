@@ -129,3 +129,24 @@ def test_what_is_left_of_an_odd_reduction_and_a_rounding_are_one_epilogue(cpu):
     [product] = [s for s in extract_subgraphs(module) if s.core_operator == "batch_matmul_bf16"]
     found = evolution.sample(load_module(product.workload), Target(WITH), 4, known=set(), seed=0)
     assert {proposal.space for proposal in found} == {"contraction"}
+
+
+@pytest.mark.parametrize("columns", [2, 7, 12])
+def test_a_product_to_few_columns_is_one_to_a_whole_vector(cpu, columns):
+    plain = of_inputs((3, 20, 24), (3, 24, columns))
+    x, y = normal(3, 20, 24), normal(3, 24, columns)
+
+    wide = packing.with_whole_vectors(plain, 16)
+
+    fused = fusion.fuse(wide.module, cpu.tvm())
+    [found] = [each for each in extract_subgraphs(fused) if each.core_operator == "batch_matmul"]
+    [program] = evolution.sample(load_module(found.workload), cpu.tvm(), 1, known=set(), seed=0)
+    assert program.space == "contraction"
+    np.testing.assert_allclose(run(wide, [x, y], cpu), np.maximum(x, 0) @ np.maximum(y, 0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 8, 16, 18])
+def test_a_product_to_other_columns_stays(columns):
+    plain = of_inputs((3, 20, 24), (3, 24, columns))
+
+    assert packing.with_whole_vectors(plain, 16) is plain
