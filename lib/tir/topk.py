@@ -40,9 +40,9 @@ def of_rows(rows: int, columns: int, k: int, places_kind: str, *, is_largest: bo
 
     @T.prim_func(private=True, s_tir=True)
     def function(
-        data: T.Buffer((T.int64(rows), T.int64(columns)), "float32"),
-        values: T.Buffer((T.int64(rows), T.int64(k)), "float32"),
-        places: T.Buffer((T.int64(rows), T.int64(k)), places_kind),
+        data: T.Buffer((T.int64(rows), T.int64(columns)), "float32"),  # type: ignore[valid-type]
+        values: T.Buffer((T.int64(rows), T.int64(k)), "float32"),  # type: ignore[valid-type]
+        places: T.Buffer((T.int64(rows), T.int64(k)), places_kind),  # type: ignore[valid-type]
     ) -> None:
         for row in T.serial(T.int64(rows), annotations={parallel.MARK: 1}):
             with T.sblock(FUNCTION):
