@@ -10,6 +10,7 @@ from lib.graph import (
     packing,
     pixels,
     precision,
+    queries,
     reweight,
     signed,
     splitting,
@@ -97,6 +98,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         choices = [winograd.replacement(target.instructions, lanes, is_narrow=is_narrow), *choices]
     if widened:
         choices = [taps.replacement(machine.lanes), *choices]
+    model = queries.of_one(model)
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)

@@ -84,8 +84,11 @@ def _packed(dot: Dot, lanes: int, given: tuple[str, str], rewriter: Rewriter, ca
     depth, columns = shapes[0][-1], shapes[1][-1]
     if depth < dot.depth or narrowed(lanes, columns) == 1:
         return None  # of such columns, results could not be written in vectors
+    is_rounded = given != (dot.data, dot.weights)
+    if is_rounded and shapes[0][-2] == 1:
+        return None  # it takes longer to pack the other factor than to multiply with it
     data, weight = found
-    if given != (dot.data, dot.weights):
+    if is_rounded:
         data, weight = (
             rewriter.emit(op.astype(each, kind)) for each, kind in ((data, dot.data), (weight, dot.weights))
         )
