@@ -73,7 +73,7 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
     if wanted:
         module = transform.ConvertLayout(wanted)(rewrite(module, layouts.BEFORE))
         module = rewrite(module, [*layouts.AFTER, *RULES])
-        module = rewrite(module, [*layouts.LAST, *shuffling.RULES])
     else:
         module = simplify(module)
+    module = rewrite(module, [*layouts.LAST, *(shuffling.RULES if wanted else [])])
     return simplify(attention.merge_projections(module))

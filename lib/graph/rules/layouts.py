@@ -206,7 +206,8 @@ def parts_as_channels(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
         return None
     axis = int(call.attrs.axis or 0) % len(shape)
     is_image = len(shape) == 4 and axis == 3
-    if is_image or any(isinstance(rewriter.definition(part), relax.Var) for part in parts):
+    computed = [part for part in parts if not isinstance(rewriter.definition(part), relax.Var)]
+    if is_image or len(computed) < _MANY:
         return None
     lines = int(np.prod(shape[:axis]))
     images = [rewriter.emit(op.reshape(part, (1, 1, lines, -1))) for part in parts]

@@ -30,6 +30,22 @@ def test_bounded_functions_are_off_by_little(function, expected, bound):
     assert np.abs(computed(function, WIDE) - expected).max() <= bound
 
 
+@pytest.mark.parametrize(("function", "exact"), [(op.sin, np.sin), (op.cos, np.cos)])
+def test_sines_are_off_by_little_for_all_numbers_that_tell_parts_of_a_circle(function, exact):
+    around = np.concatenate([np.linspace(-10, 10, 40001), *(np.linspace(-x, x, 10001) for x in (1e3, 1e6, 1e9))])
+    x = around.astype(np.float32)
+
+    assert np.abs(computed(function, x) - exact(x.astype(np.float64))).max() <= 1.5e-7
+
+
+@pytest.mark.parametrize("function", [op.sin, op.cos])
+def test_sines_of_larger_numbers_stay_sines(function):
+    found = computed(function, np.array([1e12, -1e20, 3e38, np.inf, -np.inf, np.nan], np.float32))
+
+    assert np.all(np.abs(found[:3]) <= 1 + 1e-6)
+    assert np.isnan(found[3:]).all()
+
+
 @pytest.mark.parametrize(("limit", "bound"), [(5, 8e-8), (87, 4.1e-6)])
 def test_exp_is_off_by_little_of_its_value(limit, bound):
     x = np.linspace(-limit, limit, 20001).astype(np.float32)
@@ -84,7 +100,8 @@ def test_softmax_ignores_what_is_masked():
 
 
 @pytest.mark.parametrize(
-    "function", [op.erf, op.exp, op.tanh, op.sigmoid, op.nn.silu, op.nn.gelu, op.nn.gelu_tanh, op.nn.softmax]
+    "function",
+    [op.erf, op.exp, op.sin, op.cos, op.tanh, op.sigmoid, op.nn.silu, op.nn.gelu, op.nn.gelu_tanh, op.nn.softmax],
 )
 def test_half_precision_is_left_to_tvm(function):
     made = module(function, np.ones((2, 3), np.float16))
