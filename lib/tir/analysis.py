@@ -221,9 +221,12 @@ def padding(function: tirx.PrimFunc) -> tuple[list[int] | None, float]:
     """The padding of a function as TVM's `topi.nn.pad` writes it: elements before the tensor in each axis, and their
     value. (None, 0) if it is another function."""
     blocks = leaf_blocks(function)
-    if len(blocks) != 1:
-        return None, 0.0
-    store = stored(blocks[0])
+    return padding_of(blocks[0]) if len(blocks) == 1 else (None, 0.0)
+
+
+def padding_of(block: SBlock) -> tuple[list[int] | None, float]:
+    """The padding of a block; see `padding`."""
+    store = stored(block)
     value, filled = store.value, 0.0
     if is_choice(value):
         if not isinstance(value.args[2], tirx.FloatImm):

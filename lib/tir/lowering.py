@@ -28,6 +28,7 @@ from lib.tir import (
     gpu,
     lookup,
     matrix,
+    outside,
     parallel,
     prefetch,
     regions,
@@ -104,7 +105,7 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
     before = (
         [anywhere.insert] * (is_delivered and not lowering.repair)
         + [prefetch.insert] * lowering.prefetch
-        + [straight.insert, remainder.peel, gaps.split] * lowering.peel
+        + [straight.insert, remainder.peel, gaps.split, outside.skip] * lowering.peel
         + [gpu.repair] * lowering.repair
         + [parallel.mark_to_kind]
     )

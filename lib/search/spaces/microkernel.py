@@ -76,6 +76,7 @@ def tile_contraction(
     tasks = [*(of_rows + batch if rows_first else batch + of_rows), *groups, columns_0]
     around, of_tile = [*slab, columns_1, rows_1, *rest], split.within(window)  # the tile, within a task
     schedule.reorder(*tasks, *around, *of_tile)
+    primitives.skip_padding(schedule, block, producers, window)
     task = schedule.fuse(*tasks)
     if not cut:
         schedule.parallel(task)

@@ -8,7 +8,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV, ScheduleError
 
 from lib.machine.registers import narrowed
 from lib.search.spaces.roles import period
-from lib.tir import analysis
+from lib.tir import analysis, outside
 
 _LONGEST = 64  # of the inner loop of a sampled split
 _SIGNAL = 3  # axes: (N, W, C)
@@ -56,6 +56,19 @@ def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
         schedule.parallel(schedule.fuse(*loops[: -1 if len(loops) == _SIGNAL else -2]))
     extent = extent_of(schedule, schedule.get_loops(block)[-1])
     vectorize_last(schedule, block, next(n for n in (16, 8, 4, extent) if extent % n == 0))
+
+
+def skip_padding(schedule: Schedule, block: SBlockRV, pads: Sequence[SBlockRV], window: Sequence[LoopRV]) -> None:
+    """Mark loops of a reduction where many iterations read nothing but padding (`lib.tir.outside`).
+
+    Args:
+        pads: The blocks that pad what `block` reads.
+        window: The loops over its first axes of a reduction.
+    """
+    for axis, loop in zip(analysis.reduction_axes(schedule.get(block)), window, strict=False):
+        found = [outside.mark(schedule.get(pad), schedule.get(block), axis) for pad in pads]
+        if mark := next(filter(None, found), None):
+            schedule.annotate(loop, outside.MARK, mark)
 
 
 def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:

@@ -91,13 +91,15 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
     products = [window.pop()] if words else []
     tasks = [*outer, lines_0, columns_0]
     schedule.reorder(*tasks, lines_1, *within, columns_1, *window, pixel, vector, lane, *products)
+    unrolled = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= _MAX_UNROLLED
+    if not unrolled and not words:
+        primitives.skip_padding(schedule, block, producers, window)
     task = schedule.fuse(*tasks)
     schedule.parallel(task)
     if words:
         schedule.annotate(lane, dot.MARK, INT8.name)
     else:
         schedule.vectorize(lane)
-    unrolled = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= _MAX_UNROLLED
     for loop in (*(window if unrolled else ()), pixel, vector, *products):
         schedule.unroll(loop)
     schedule.reverse_compute_at(results, columns_1, preserve_unit_loops=True)
