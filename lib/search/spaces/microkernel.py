@@ -76,7 +76,8 @@ def tile_contraction(
     tasks = [*(of_rows + batch if rows_first else batch + of_rows), *groups, columns_0]
     around, of_tile = [*slab, columns_1, rows_1, *rest], split.within(window)  # the tile, within a task
     schedule.reorder(*tasks, *around, *of_tile)
-    primitives.skip_padding(schedule, block, producers, window)
+    if not tile.matrix:  # where an instruction's tiles of rows begin is not asked (`lib.tir.matrix`)
+        primitives.skip_padding(schedule, block, producers, window)
     task = schedule.fuse(*tasks)
     if not cut:
         schedule.parallel(task)
