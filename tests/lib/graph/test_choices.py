@@ -31,6 +31,14 @@ def routed(x):
     return op.add(op.matmul(x, const(random((CHANNELS, 48), 2))), bias)
 
 
+def nearest_and_features(x):
+    """The same without squares, and a product of the features, which reads them rounded."""
+    features = op.matmul(x, const(random((CHANNELS, 32), 1)))
+    distances = op.matmul(features, op.permute_dims(features, [0, 2, 1]))
+    rows = op.take(x, op.reshape(op.topk(distances, K, ret_type="indices", dtype="int64"), (POINTS * K,)), axis=1)
+    return [op.matmul(rows, const(random((CHANNELS, 32), 2))), op.matmul(features, const(random((32, 16), 3)))]
+
+
 def told(x):
     """The best of classes, which the caller alone reads."""
     return op.argmax(op.matmul(x, const(random((CHANNELS, 32), 1))), axis=2)
@@ -61,6 +69,14 @@ def test_choices_are_made_of_what_float32_gives_and_all_else_is_rounded(build, c
     [y] = run(fusion.fuse(found.module, cpu.tvm()), x, *found.weights.values())
     [exact] = run(module(build, x.shape), x)
     np.testing.assert_allclose(y, exact, atol=0.02 * np.abs(exact).max())
+
+
+def test_what_a_choice_is_computed_of_is_not_rounded_for_others():
+    found = narrow(nearest_and_features)
+    values = {b.var: b.value for block in found.module["main"].body.blocks for b in block.bindings}
+    [distances] = [v for v in values.values() if isinstance(v, relax.Call) and v.op.name == "relax.call_tir"]
+
+    assert values[distances.args[1].fields[0]].op.name == "relax.matmul"  # not what was rounded, in float32 again
 
 
 def test_what_the_caller_alone_reads_is_no_choice_of_the_model():

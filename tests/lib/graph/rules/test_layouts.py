@@ -214,3 +214,14 @@ def test_others_are_joined_as_they_are(shapes):
 
 def test_parts_that_nothing_computes_are_joined_as_they_are():
     assert stays(layouts.LAST, lambda x, y, z: op.concat([x, y, z], 1), *[(2, 90, 85)] * 3)
+
+
+def test_a_part_that_nothing_computes_is_joined_with_several_that_something_does():
+    """Sines of places beside the places, in a model without images, as NeRF has them."""
+
+    def build(x):
+        return op.concat([x, op.sin(x), op.cos(x), op.tanh(x)], 1)
+
+    _, after = becomes(simplify.channels_last, build, (2048, 3))
+
+    assert after == ["sin", "cos", "tanh", *["reshape"] * 4, "concat", "reshape"]

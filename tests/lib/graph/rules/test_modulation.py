@@ -3,8 +3,9 @@
 import pytest
 from tvm.relax import op
 
+from lib.graph import simplify
 from lib.graph.rules.modulation import RULES
-from tests.lib.graph.rules.helpers import becomes, const, random, stays
+from tests.lib.graph.rules.helpers import becomes, const, module, operators, random, stays
 
 IMAGE, STYLE = (2, 4, 5, 5), (1, 4)
 WEIGHT = random((6, 4, 3, 3), 1)
@@ -28,6 +29,13 @@ def test_weights_that_depend_on_a_style_become_constants():
         "nn.conv2d",
         "divide",  # by the lengths
     ]
+
+
+def test_models_are_simplified_so():
+    after = operators(simplify.simplify(module(modulated, IMAGE, STYLE)))
+
+    assert "sum" not in after
+    assert after.index("nn.conv2d") < after.index("divide")
 
 
 @pytest.mark.parametrize(
