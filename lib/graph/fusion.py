@@ -1,10 +1,11 @@
 """Models: from what a frontend gives to fused TIR functions, with weights as parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.relax import transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -13,7 +14,7 @@ from tvm.target import Target
 
 from lib.graph import casts, concatenation, enlarging, gates, halts, padding, parts, patterns, recurrence, selection
 from lib.graph.legalize import legalize_ops
-from lib.graph.rewrite import value_of
+from lib.graph.rewrite import Rule, rewrite, value_of
 from lib.tir import analysis, lowering
 from lib.tir.parameters import LAYOUT_FREE, weight_positions
 
@@ -43,6 +44,12 @@ def lift_constants(module: tvm.IRModule) -> Model:
     functions = {gvar: lifted if gvar.name_hint == ENTRY else f for gvar, f in functions.items()}
     weights = {str(param.name): value for param, value in zip(lifter.params, lifter.values, strict=True)}
     return Model(tvm.IRModule(functions, attrs=module.attrs), weights)
+
+
+def rewritten(model: Model, rules: Sequence[Rule]) -> Model:
+    """The model after rules; the same model if none applies."""
+    module = rewrite(model.module, rules)
+    return model if tvm_ffi.structural_equal(module, model.module) else Model(module, model.weights)
 
 
 @mutator

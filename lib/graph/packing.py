@@ -10,13 +10,12 @@ instruction: data of an odd length are read as they are.
 from collections.abc import Sequence
 from functools import partial
 
-import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.relax import op
 
 from lib.graph import patterns, widen
-from lib.graph.fusion import Model
-from lib.graph.rewrite import Rewriter, Rule, dtype, rewrite, static_shape
+from lib.graph.fusion import Model, rewritten
+from lib.graph.rewrite import Rewriter, Rule, dtype, static_shape
 from lib.graph.rules.products import CONTEXT
 from lib.machine.dots import Dot
 from lib.machine.registers import narrowed
@@ -35,8 +34,7 @@ def pack(model: Model, dot: Dot, lanes: int, wide: str | None = None) -> Model:
     """
     given = (wide, wide) if wide else (dot.data, dot.weights)
     rules = [Rule(FUNCTION, ("relax.matmul", "relax.einsum"), partial(_packed, dot, lanes, given))]
-    module = rewrite(model.module, rules)
-    return model if tvm_ffi.structural_equal(module, model.module) else Model(module, model.weights)
+    return rewritten(model, rules)
 
 
 def of_activations(rewriter: Rewriter, call: relax.Call) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -53,8 +51,7 @@ def of_activations(rewriter: Rewriter, call: relax.Call) -> tuple[tuple[int, ...
 def with_whole_vectors(model: Model, lanes: int) -> Model:
     """The model with its products of two activations to fewer columns than a vector has, as those of a few tokens, to a
     whole vector of them, where that is faster; see `lib.graph.widen`."""
-    module = rewrite(model.module, [Rule("whole_vector", ("relax.matmul",), partial(_whole_vector, lanes))])
-    return model if tvm_ffi.structural_equal(module, model.module) else Model(module, model.weights)
+    return rewritten(model, [Rule("whole_vector", ("relax.matmul",), partial(_whole_vector, lanes))])
 
 
 def _whole_vector(lanes: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

@@ -24,7 +24,7 @@ from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import choices, grouping, lines, packing, recurrence, reweight, words
-from lib.graph.fusion import Model
+from lib.graph.fusion import Model, rewritten
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, Rewriter, alike, dtype, groups_of, has_columns_last, is_call, rewrite, rule
 from lib.machine.dots import BF16, INT8, Matrix
@@ -68,7 +68,7 @@ def in_quads(model: Model, lanes: int, matrix: Matrix | None = None, *, packs: b
     otherwise += [partial(words.replacement, lanes)] if packs else []
     merged = _with_merged_groups(model, matrix, INT8.weights)
     found = reweight.replaced(merged, [*otherwise, partial(_quads, matrix)])
-    return _with_activations_in_floats(packing.pack(found, INT8, lanes) if packs else found)
+    return rewritten(packing.pack(found, INT8, lanes) if packs else found, [activations_in_floats])
 
 
 def _with_merged_groups(model: Model, matrix: Matrix | None, given: str) -> Model:
@@ -101,12 +101,7 @@ def rounded_before_it_is_moved(rewriter: Rewriter, call: relax.Call) -> relax.Ex
 def in_floats(model: Model) -> Model:
     """The model with its contractions of bytes in float32, between casts, for CPUs that multiply vectors of integers
     slower than those of floats (AVX2). Sums below 2**24 are exact; larger ones are rounded like any float."""
-    return _with_activations_in_floats(reweight.replaced(model, [_of_floats]))
-
-
-def _with_activations_in_floats(model: Model) -> Model:
-    module = rewrite(model.module, [activations_in_floats])
-    return model if tvm_ffi.structural_equal(module, model.module) else Model(module, model.weights)
+    return rewritten(reweight.replaced(model, [_of_floats]), [activations_in_floats])
 
 
 @rule("relax.matmul")

@@ -7,14 +7,13 @@ and in bf16 neither keys nor values are rounded and packed for them.
 
 import math
 
-import tvm_ffi
 from tvm import relax, te
 from tvm.relax import op
 
 from lib.graph import packing, patterns
-from lib.graph.fusion import Model
-from lib.graph.rewrite import Rewriter, dtype, rewrite, rule
-from lib.graph.rules.movement import order_of
+from lib.graph.fusion import Model, rewritten
+from lib.graph.rewrite import Rewriter, dtype, rule
+from lib.graph.rules.movement import swaps_matrices
 
 _FUNCTION = "dot_products"
 _WIDE = "float32"
@@ -22,20 +21,16 @@ _WIDE = "float32"
 
 def of_one(model: Model) -> Model:
     """The model with scores of single queries as dot products; the same model if there are none."""
-    module = rewrite(model.module, [dot_products])
-    return model if tvm_ffi.structural_equal(module, model.module) else Model(module, model.weights)
+    return rewritten(model, [dot_products])
 
 
 @rule("relax.matmul")
 def dot_products(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """q k^T, of activations, without the transpose."""
     shapes, moved = packing.of_activations(rewriter, call), rewriter.calls(call.args[1], "relax.permute_dims")
-    if shapes is None or moved is None or shapes[0][-2] > 1:
+    if shapes is None or moved is None or not swaps_matrices(moved) or shapes[0][-2] > 1:
         return None
     if {dtype(call), dtype(call.args[0])} != {_WIDE}:
-        return None
-    rank = len(shapes[0])
-    if order_of(moved) != [*range(rank - 2), rank - 1, rank - 2]:
         return None
     *batch, _, depth = shapes[0]
     apart = [rewriter.emit(op.reshape(each, (math.prod(batch), -1, depth))) for each in (call.args[0], moved.args[0])]

@@ -211,6 +211,16 @@ def to_channels_first(rank: int) -> list[int]:
     return [0, rank - 1, *range(1, rank - 1)]
 
 
+def to_last(rank: int, axis: int) -> list[int]:
+    """The transpose that brings an axis behind the others."""
+    return [*range(axis), *range(axis + 1, rank), axis]
+
+
+def undoing(order: Sequence[int]) -> list[int]:
+    """The transpose that undoes another one."""
+    return [order.index(n) for n in range(len(order))]
+
+
 def has_columns_last(call: relax.Call, weight: Sequence[int]) -> bool:
     """Whether a product's or convolution's weight, of some shape, has the input channels in its last axis but one, and
     the last axis of the result in its last."""

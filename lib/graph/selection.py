@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax
 from tvm.relax import op
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
-from lib.graph.rewrite import dtype, is_call, mutated, static_shape
+from lib.graph.rewrite import Rewriter, dtype, rewrite, rule, static_shape, to_last, undoing
 from lib.tir import topk
 
 _FEW = 40  # times the logarithm of a row's length: of more elements, to sort the row takes no longer
@@ -19,39 +18,31 @@ _KINDS = ("int32", "int64")
 
 def in_vectors(module: tvm.IRModule) -> tvm.IRModule:
     """A few of many elements as calls of functions in TIR; on CPUs, before TVM dispatches sorts."""
-    return mutated(_Selector(module), module)
+    return rewrite(module, [first_of_many])
 
 
-@mutator
-class _Selector(PyExprMutator):
-    def __init__(self, module: tvm.IRModule) -> None:
-        super().__init__(module)
+@rule("relax.topk")
+def first_of_many(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Rows of a matrix, along whichever axis the elements are looked for."""
+    shape = static_shape(call.args[0])
+    if not shape or not _is_taken(call, shape):
+        return None
+    axis, k, places = int(call.attrs.axis) % len(shape), int(call.attrs.k), str(call.attrs.dtype)
+    order, rows, columns = to_last(len(shape), axis), math.prod(shape) // shape[axis], shape[axis]
+    function = topk.of_rows(rows, columns, k, places, is_largest=bool(call.attrs.largest))
+    gvar = rewriter.builder_.add_func(function.with_attrs(patterns.marks(patterns.OPAQUE)), topk.FUNCTION)
+    data = rewriter.emit(op.reshape(_moved(rewriter, call.args[0], order), (rows, columns)))
+    kinds = [relax.TensorType((rows, k), kind) for kind in ("float32", places)]
+    both = rewriter.emit(relax.call_tir(gvar, [data], kinds))
+    outer = [shape[n] for n in order[:-1]]
+    parts = (rewriter.emit(op.reshape(rewriter.emit(both[n]), (*outer, k))) for n in (0, 1))
+    values, indices = (_moved(rewriter, part, undoing(order)) for part in parts)
+    wanted = {"values": values, "indices": indices, "both": relax.Tuple([values, indices])}
+    return wanted[str(call.attrs.ret_type)]
 
-    def visit_call_(self, old: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(old)
-        shape = static_shape(call.args[0]) if is_call(call, "relax.topk") else None
-        if not shape or not _is_taken(call, shape):
-            return call
-        axis = int(call.attrs.axis) % len(shape)
-        order = [*range(axis), *range(axis + 1, len(shape)), axis]
-        is_last = axis == len(shape) - 1
-        data = call.args[0] if is_last else self.builder_.emit(op.permute_dims(call.args[0], order))
-        rows, columns = math.prod(shape) // shape[axis], shape[axis]
-        places = str(call.attrs.dtype)
-        function = topk.of_rows(rows, columns, int(call.attrs.k), places, is_largest=bool(call.attrs.largest))
-        gvar = self.builder_.add_func(function.with_attrs(patterns.marks(patterns.OPAQUE)), topk.FUNCTION)
-        kinds = [relax.TensorType((rows, int(call.attrs.k)), kind) for kind in ("float32", places)]
-        data = self.builder_.emit(op.reshape(data, (rows, columns)))
-        both = self.builder_.emit(relax.call_tir(gvar, [data], kinds))
-        found = [self._as_before(both[n], [shape[n] for n in order[:-1]], order) for n in (0, 1)]
-        wanted = str(call.attrs.ret_type)
-        return relax.Tuple(found) if wanted == "both" else found[wanted == "indices"]
 
-    def _as_before(self, part: relax.Expr, outer: Sequence[int], order: Sequence[int]) -> relax.Expr:
-        """What was found in rows along the axis that it was looked for along."""
-        found = self.builder_.emit(op.reshape(self.builder_.emit(part), (*outer, -1)))
-        back = [order.index(n) for n in range(len(order))]
-        return found if back == [*range(len(order))] else self.builder_.emit(op.permute_dims(found, back))
+def _moved(rewriter: Rewriter, tensor: relax.Expr, order: Sequence[int]) -> relax.Expr:
+    return tensor if order == sorted(order) else rewriter.emit(op.permute_dims(tensor, order))
 
 
 def _is_taken(call: relax.Call, shape: Sequence[int]) -> bool:

@@ -45,6 +45,11 @@ def walk(root: Any, kind: type) -> list[Any]:
     return found
 
 
+def has_mark(function: tirx.PrimFunc, mark: str) -> bool:
+    """Whether a loop has an annotation."""
+    return any(mark in loop.annotations for loop in walk(function.body, tirx.For))
+
+
 def with_body(loop: tirx.For, body: tirx.Stmt) -> tirx.For:
     """A loop with something else in it."""
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)

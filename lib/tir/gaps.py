@@ -21,7 +21,7 @@ def split(function: tirx.PrimFunc) -> tirx.PrimFunc:
         first = int(loop.annotations[MARK])
         return tirx.SeqStmt([_part(loop, 0, first, loop.kind), _part(loop, first, int(loop.extent), _SERIAL)])
 
-    if not any(MARK in loop.annotations for loop in analysis.walk(function.body, tirx.For)):
+    if not analysis.has_mark(function, MARK):
         return function
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, split_loop)))
 

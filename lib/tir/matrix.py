@@ -116,7 +116,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Where the function's target lacks them, the loops stay: programs for one CPU compute the same on another.
     """
-    if not any(MARK in loop.annotations for loop in analysis.walk(function.body, tirx.For)):
+    if not analysis.has_mark(function, MARK):
         return function
     target = (function.attrs or {}).get("target")
     there = () if target is None else registers(target).matrices

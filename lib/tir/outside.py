@@ -63,7 +63,7 @@ def _lines(index: Any, var: Any, others: Sequence[Any], extents: dict[Any, int])
 
 def skip(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Have marked loops leave out lines outside; programs without marks stay as they are."""
-    if not any(MARK in loop.annotations for loop in analysis.walk(function.body, tirx.For)):
+    if not analysis.has_mark(function, MARK):
         return function
 
     def skipping(loop: tirx.For) -> tirx.For:

@@ -15,7 +15,7 @@ MARK = "parallel"  # annotation of a loop
 
 def mark_to_kind(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Make marked loops parallel; programs without marks stay as they are."""
-    if not any(MARK in loop.annotations for loop in analysis.walk(function.body, tirx.For)):
+    if not analysis.has_mark(function, MARK):
         return function
 
     def parallel(loop: tirx.For) -> tirx.For:

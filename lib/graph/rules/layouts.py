@@ -17,7 +17,7 @@ import numpy as np
 from tvm import relax, te, topi
 from tvm.relax import op
 
-from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dtype, rule, to_channels_first
+from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dtype, rule, to_channels_first, undoing
 from lib.graph.rules import movement
 
 _MANY = 3  # parts of a concatenation: fewer may be a mask, or a step of an attention's rotation
@@ -95,7 +95,7 @@ def padding_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | 
     if image is None or rank not in _RANKS:
         return None
     ends, order = [int(width) for width in call.attrs.pad_width], to_channels_first(rank)
-    widths = [width for n in range(rank) for width in ends[2 * order.index(n) :][:2]]
+    widths = [width for axis in undoing(order) for width in ends[2 * axis :][:2]]
     padded = op.nn.pad(image, widths, str(call.attrs.pad_mode), float(call.attrs.pad_value))
     return op.permute_dims(rewriter.emit(padded), order)
 

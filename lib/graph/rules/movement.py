@@ -301,6 +301,12 @@ def order_of(call: relax.Call) -> list[int] | None:
     return None if call.attrs.axes is None else [int(axis) for axis in call.attrs.axes]
 
 
+def swaps_matrices(call: relax.Call) -> bool:
+    """Whether a transpose is one of matrices: of the last two axes."""
+    *batch, rows, columns = range(len(call.ty.shape))
+    return order_of(call) == [*batch, columns, rows]
+
+
 @rule("relax.concat")
 def single_concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A concatenation of one tensor."""

@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
+from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule, to_last, undoing
 
 
 @rule("relax.divide")
@@ -165,10 +165,10 @@ def softmax_over_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
     axis = int(call.attrs.axis) % len(shape) if shape else 0
     if not shape or axis == len(shape) - 1:
         return None
-    order = [*range(axis), *range(axis + 1, len(shape)), axis]
+    order = to_last(len(shape), axis)
     turned = rewriter.emit(op.permute_dims(call.args[0], order))
     result = rewriter.emit(getattr(op.nn, call.op.name.rpartition(".")[2])(turned, -1))
-    return op.permute_dims(result, [order.index(n) for n in range(len(shape))])
+    return op.permute_dims(result, undoing(order))
 
 
 def _is_row(value: np.ndarray, shape: tuple[int, ...]) -> bool:

@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
+from lib.graph.rules.movement import swaps_matrices
 
 CONTEXT = "bhnm,bhms->bnhs"  # attention's second product, as rules write it: other einsums of two tensors are products
 
@@ -145,8 +146,7 @@ def _wider(
 def _above(rewriter: Rewriter, keys: relax.Expr, more: np.ndarray) -> relax.Expr:
     """Keys of (..., c, m) with more rows after the c; where they are transposed for the product, joined before it."""
     turned, shape = rewriter.calls(keys, "relax.permute_dims"), rewriter.shape(keys) or ()
-    rank = len(shape)
-    if turned is None or [int(axis) for axis in turned.attrs.axes or ()] != [*range(rank - 2), rank - 1, rank - 2]:
+    if turned is None or not swaps_matrices(turned):
         below = rewriter.emit(op.broadcast_to(constant(more), (*shape[:-2], *more.shape)))
         return rewriter.emit(op.concat([keys, below], -2))
     beside = rewriter.emit(op.broadcast_to(constant(more.T), (*shape[:-2], *more.T.shape)))
