@@ -9,27 +9,20 @@ Nothing else may run on the machine.
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib.graph import strassen
-from lib.machine import targets
-from lib.machine.registers import registers
-from lib.measure.protocol import Build, Define, Time
-from lib.measure.worker import Kernels
-from lib.search import evolution
-from lib.tir.workload import as_workload
-
-TARGET = targets.cpu_target()
-os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
-
 import pandas as pd
 import tvm
+import ways
 from tvm import te, topi
+from ways import TARGET
+
+from lib.graph import strassen
+from lib.machine.registers import registers
+from lib.tir.workload import as_workload
 
 _WAYS, _SIDES = ("plain", "strassen"), ("rows", "depth", "columns")  # rows: as text, `14x14` of an image
-_AGAIN, _TURNS, _REPEAT_S = 8, 5, 0.02
 
 
 def workload(rows: Sequence[int], depth: int, columns: int, way: str) -> tvm.IRModule:
@@ -54,37 +47,12 @@ def workload(rows: Sequence[int], depth: int, columns: int, way: str) -> tvm.IRM
     return as_workload(function.with_attr("layout_free_buffers", [1]))
 
 
-def fastest(rows: Sequence[int], depth: int, columns: int, programs: int) -> pd.DataFrame:
-    """A row for each way, program and turn: its latency in microseconds."""
-    kernels: dict[str, Kernels] = {}
-    left: dict[str, list[int]] = {}
-    found: list[dict[str, float | int | str]] = []
-    for way in _WAYS:
-        kernels[way] = Kernels(TARGET.tvm())
-        module = workload(rows, depth, columns, way)
-        kernels[way].define(Define(tvm.ir.save_json(module)))
-        proposals = evolution.sample(module, TARGET.tvm(), programs, known=set(), seed=0)
-        left[way] = list(range(len(proposals)))  # fewer than asked for where the space has no more
-        for program, proposal in enumerate(proposals):
-            kernels[way].build(Build(str(program), proposal.trace))
-    names: dict[str, float | int | str] = dict(zip(_SIDES, ("x".join(map(str, rows)), depth, columns), strict=True))
-    for turn in range(_TURNS):
-        for way, numbers in left.items():
-            timed = {n: kernels[way].time(Time(str(n), 1, _REPEAT_S, cold_weights=True)) for n in numbers}
-            us = {n: reply.latencies[0] * 1e6 for n, reply in timed.items()}
-            if turn == 0:
-                left[way] = sorted(us, key=us.__getitem__)[:_AGAIN]
-            found += [{**names, "way": way, "turn": turn, "program": n, "us": latency} for n, latency in us.items()]
-    return pd.DataFrame(found)
-
-
 def report(table: pd.DataFrame) -> None:
     """Print the fastest program of each product in each way, by the median of the turns after the first."""
-    again = table[table["turn"] > 0].groupby([*_SIDES, "way", "program"])["us"].median()
     machine = registers(TARGET.tvm())
     print("| rows x depth x columns | as it is, us | GFLOP/s | Strassen's, us | ratio | taken |")
     print("|---|---|---|---|---|---|")
-    for us in again.groupby([*_SIDES, "way"]).min().unstack("way").reset_index().to_dict("records"):
+    for us in ways.best(table, list(_SIDES)).to_dict("records"):
         rows, depth, columns = [int(n) for n in str(us["rows"]).split("x")], int(us["depth"]), int(us["columns"])
         taken = "yes" if strassen.is_taken((1, *rows), depth, columns, machine) else "no"
         speed, ratio = 2 * math.prod(rows) * depth * columns / us["plain"] / 1e3, us["plain"] / us["strassen"]
@@ -99,7 +67,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="keep each turn as Parquet")
     given = parser.parse_args()
     sides = [[int(n) for n in text.split("x")] for text in given.products]
-    found = [fastest(rows, depth, columns, given.programs) for *rows, depth, columns in sides]
+    found = []
+    for *rows, depth, columns in sides:
+        modules = {way: workload(rows, depth, columns, way) for way in _WAYS}
+        of_product = dict(zip(_SIDES, ("x".join(map(str, rows)), depth, columns), strict=True))
+        found.append(ways.fastest(modules, given.programs).assign(**of_product))
     table = pd.concat(found, ignore_index=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(given.out)

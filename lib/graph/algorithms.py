@@ -18,6 +18,7 @@ from lib.graph import (
     taps,
     widen,
     winograd,
+    winograd_1d,
 )
 from lib.graph.fusion import Model
 from lib.machine.dots import BF16, INT8
@@ -34,7 +35,7 @@ _PARTS = {IN_THREE_BF16: 2, IN_SIX_BF16: 3}  # of a float
 class AlgorithmConfig:
     """Each where it should save time (`auto`), or `never`. On CPUs."""
 
-    winograd: str = "auto"  # 3x3 convolutions in Winograd's way
+    winograd: str = "auto"  # 3x3 convolutions, and those along one axis, in Winograd's way
     strassen: str = "auto"  # products of floats in Strassen's way
     widen: str = "auto"  # output channels to whole vectors, and of few channels their taps
     attention: str = "auto"  # in one kernel, where scores stay in caches, or in three, whichever is faster
@@ -95,7 +96,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         choices = [strassen.replacement(machine), *choices]
     if config.winograd == "auto" and not by_matrices:  # whose products are cheaper than transforms
         lanes = machine.lanes if widened else 1
-        choices = [winograd.replacement(target.instructions, lanes, is_narrow=is_narrow), *choices]
+        images = winograd.replacement(target.instructions, lanes, is_narrow=is_narrow)
+        choices = [images, winograd_1d.replacement(lanes, is_narrow=is_narrow), *choices]
     if widened:
         choices = [taps.replacement(machine.lanes), *choices]
     model = queries.of_one(model)

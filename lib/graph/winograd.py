@@ -24,6 +24,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax import op
 
 from lib.graph import patterns, widen
+from lib.graph.filters import Transforms, entry, minimal
 from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import dtype, is_call, is_channels_last
 from lib.tir.operators import WINOGRAD_LINES
@@ -39,36 +40,7 @@ _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are sl
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
 
 
-@dataclass(frozen=True, slots=True)
-class Transforms:
-    """The matrices of F(m x m, 3 x 3)."""
-
-    tile: int  # m: outputs in a line of a tile
-    data: np.ndarray  # B^T, (m + 2) x (m + 2)
-    kernel: np.ndarray  # G, (m + 2) x 3
-    result: np.ndarray  # A^T, m x (m + 2)
-
-    @property
-    def window(self) -> int:
-        """Inputs in a line of a tile."""
-        return self.tile + KERNEL - 1
-
-
-_TRANSFORMS = {
-    2: Transforms(
-        2,
-        np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]]),
-        np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]]) / 2,
-        np.array([[1, 1, 1, 0], [0, 1, -1, -1]]),
-    ),
-    4: Transforms(
-        4,
-        np.array([[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
-                  [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]]),
-        np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24,
-        np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]),
-    ),
-}  # fmt: skip
+_TILES = (2, 4)  # m of the transforms
 
 
 def replacement(instructions: str = "", lanes: int = 1, *, is_narrow: bool = False) -> Choose:
@@ -124,10 +96,10 @@ def best_tile(
     share = 0.5 if kind == _NARROW else 1.0  # of a float's time and memory
     from_memory = _FROM_MEMORY_OF.get(instructions, _FROM_MEMORY)
     costs = {0: share * (9.0 * kernel * frames[1] * area + from_memory * 9 * kernel)}
-    for tile, transforms in _TRANSFORMS.items():
+    for tile in _TILES:
         if kind == _NARROW and tile not in _NARROW_TILES:
             continue
-        positions = transforms.window**2
+        positions = minimal(tile, KERNEL).window ** 2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
         in_blocks = height >= WINOGRAD_LINES * tile and depth == 1 and _fill_blocks(channels, kind)
         between = elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
@@ -146,7 +118,7 @@ def _fill_blocks(channels: tuple[int, int], kind: str) -> bool:
 def transformed(kernel: np.ndarray, tile: int, kind: str = _WIDE) -> np.ndarray:
     """G g G^T for each pair of channels: HWIO to (m + 2) x (m + 2) x I x O, or DHWIO to (m + 2) x (m + 2) x D x I x O,
     summed in double precision."""
-    matrix = _TRANSFORMS[tile].kernel
+    matrix = minimal(tile, KERNEL).kernel
     found = np.einsum("ai,bj,...ijco->ab...co", matrix, matrix, kernel.astype(np.float64)).astype(np.float32)
     return found.astype(ml_dtypes.bfloat16) if kind == _NARROW else found
 
@@ -170,7 +142,7 @@ def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence
         data, [0, *front, top, left, 0], [0, *back, bottom + beyond[0], right + beyond[1], 0], name="pad_temp"
     )
     product = _product(_spread(padded, tiles, kernel.dtype), kernel, tiles)
-    results = _results(product, _TRANSFORMS[tile])
+    results = _results(product, minimal(tile, KERNEL))
 
     def result(*at: tirx.Var) -> tirx.Expr:
         *image, y, x, o = at
@@ -216,7 +188,7 @@ class _Tiles:
 
 def _spread(padded: te.Tensor, tiles: _Tiles, kind: str) -> te.Tensor:
     """B^T d B of each tile, (m + 2) x (m + 2) x tiles x C, in the element type of the kernel."""
-    matrix, size, channels = _TRANSFORMS[tiles.size].data, tiles.size + KERNEL - 1, int(padded.shape[-1])
+    matrix, size, channels = minimal(tiles.size, KERNEL).data, tiles.size + KERNEL - 1, int(padded.shape[-1])
 
     def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
         image, y, x = tiles.begin(number)
@@ -225,12 +197,12 @@ def _spread(padded: te.Tensor, tiles: _Tiles, kind: str) -> te.Tensor:
     line, column = te.reduce_axis((0, size), "line"), te.reduce_axis((0, size), "column")
     half = te.compute(
         (tiles.count, size, size, channels),
-        lambda p, a, j, c: te.sum(inputs(p, line, j, c) * _entry(matrix, a, line), axis=line),
+        lambda p, a, j, c: te.sum(inputs(p, line, j, c) * entry(matrix, a, line), axis=line),
         name="data_lines",
     )
     spread = te.compute(
         (size, size, tiles.count, channels),
-        lambda a, b, p, c: te.sum(half[p, a, column, c] * _entry(matrix, b, column), axis=column),
+        lambda a, b, p, c: te.sum(half[p, a, column, c] * entry(matrix, b, column), axis=column),
         name="data_columns",
     )
     if kind == _WIDE:
@@ -263,12 +235,12 @@ def _results(product: te.Tensor, transforms: Transforms) -> te.Tensor:
     position, other = te.reduce_axis((0, size), "position"), te.reduce_axis((0, size), "other")
     lines = te.compute(
         (count, tile, size, columns),
-        lambda p, i, b, o: te.sum(product[position, b, p, o] * _entry(matrix, i, position), axis=position),
+        lambda p, i, b, o: te.sum(product[position, b, p, o] * entry(matrix, i, position), axis=position),
         name="result_lines",
     )
     return te.compute(
         (count, tile, tile, columns),
-        lambda p, i, j, o: te.sum(lines[p, i, other, o] * _entry(matrix, j, other), axis=other),
+        lambda p, i, j, o: te.sum(lines[p, i, other, o] * entry(matrix, j, other), axis=other),
         name="result_columns",
     )
 
@@ -305,13 +277,3 @@ def _emit(
     )  # fmt: skip
     is_wider = shape_of(kernel)[-1] > outputs
     return widen.cut(builder, builder.emit(computed), outputs) if is_wider else computed
-
-
-def _entry(matrix: np.ndarray, row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
-    """An entry of a constant matrix: a literal, once the loops are unrolled."""
-    value: tirx.Expr = tirx.const(0.0, "float32")
-    for (i, j), number in np.ndenumerate(matrix):
-        if number:
-            here = tirx.all(tirx.EQ(row, i), tirx.EQ(column, j))
-            value = tirx.Select(here, tirx.const(float(number), "float32"), value)
-    return value

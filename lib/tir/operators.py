@@ -16,6 +16,7 @@ The core operator of computations that can be written in several ways:
 | depthwise convolution of bytes as `lib.graph.words` has it | `depthwise_conv2d_int8` |
 | product or 1x1 convolution as `lib.graph.strassen` has it | `strassen_matmul`: products between sums |
 | 3x3 or 3x3x3 convolution as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
+| convolution along one axis as `lib.graph.winograd_1d` has it | `winograd_conv1d`: a product between two transforms |
 | product or convolution in float32 as three in bf16 (`lib.graph.splitting`) | as one in bf16 |
 | transposed convolution as `lib.graph.rules.transposed` has it | `matmul` or `conv2d` |
 | another transposed convolution | `transposed_conv2d`: TVM flips the kernel and convolves the spread-out input |
@@ -57,7 +58,7 @@ _ARITHMETIC = {
     tirx.Min: "min",
     tirx.Select: "select",
 }
-WINOGRAD, STRASSEN = "winograd_conv2d", "strassen_matmul"
+WINOGRAD, WINOGRAD_1D, STRASSEN = "winograd_conv2d", "winograd_conv1d", "strassen_matmul"
 WINOGRAD_LINES = 8  # of tiles, from which on a task may have some of them, from data to results
 ATTENTION, RECURRENCE = "attention", "recurrence"
 CHOSEN_SUM = "chosen_sum"  # of elements; which, the place of the result says
@@ -97,7 +98,8 @@ def core_operator(names: Sequence[str]) -> str:
         return ATTENTION + contractions[0].removeprefix("batch_").removeprefix("matmul")
     if contractions and "transform" in names:
         kind = contractions[0].rpartition("_")[2]
-        return f"{WINOGRAD}_{kind}" if kind in _NARROW.values() else WINOGRAD
+        name = WINOGRAD if names.count("transform") > 2 else WINOGRAD_1D  # of data and of results, along each axis
+        return f"{name}_{kind}" if kind in _NARROW.values() else name
     if contractions and CHOSEN_SUM in names:
         return STRASSEN
     if contractions:

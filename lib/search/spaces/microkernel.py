@@ -144,12 +144,12 @@ def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: T
 
     Args:
         results: The block that reads the accumulators, in the same task.
-        roles: With one axis for the reduction; of those for the rows, the last is tiled.
+        roles: Of the axes for the rows, the last is tiled.
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
-    (*outer, row), [k] = roles.rows, roles.reduction
+    (*outer, row), (*window, k) = roles.rows, roles.reduction
     split = _split(schedule, loops[row], loops[roles.columns], loops[k], tile)
-    of_tile = split.within()
+    of_tile = split.within([loops[n] for n in window])
     # Columns of weights stay in L1 for all rows.
     batch, lines = [loops[n] for n in roles.batch], [loops[n] for n in outer]
     schedule.reorder(*batch, split.columns, *lines, split.rows, *of_tile)

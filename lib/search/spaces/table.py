@@ -17,17 +17,19 @@ from lib.search.spaces import (
     transposition,
     window,
     winograd,
+    winograd_1d,
 )
 from lib.search.spaces.space import Space, never
 
 # Raise it with every change to which programs the spaces have: what was exhausted before is then searched again.
-REVISION = 17
+REVISION = 18
 
 SPACES = (
     # Which blocks are inlined is part of the sketches of those that set `inlines`.
     Space("attention", attention.fits, attention.sketches, inlines=False),
     Space("recurrence", recurrence.fits, recurrence.sketches, inlines=False, packs_weights=never),
     Space("winograd", winograd.fits, winograd.sketches),
+    Space("winograd_1d", winograd_1d.fits, winograd_1d.sketches),
     Space("strassen", strassen.fits, strassen.sketches),
     contraction.space(),
     Space("window", window.fits, window.sketches),

@@ -94,14 +94,14 @@ def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int, within: L
     a, b, tile, channel, *k = schedule.get_loops(spread)[-len(schedule.get(spread).iter_vars) :]
     channel, lane = schedule.split(channel, [None, lanes])
     schedule.reorder(tile, channel, a, b, *k, lane)
-    around = _tasks(schedule, [tile], channel) if within is None else channel
+    around = in_tasks(schedule, [tile], channel) if within is None else channel
     if is_rounded:
         for loop in (a, b):
             schedule.unroll(loop)
         schedule.vectorize(lane)
         _within(schedule, columns, around, first=0)
     else:
-        _in_registers(schedule, columns, [a, b], k[0], lane)
+        in_registers(schedule, columns, [a, b], k[0], lane)
     _within(schedule, lines, around)
     for block in padding:
         primitives.pad(schedule, block, within)
@@ -116,7 +116,7 @@ def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1) -
     schedule.compute_at(block, task, preserve_unit_loops=True)
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     (a, b), (channel, k) = loops[first : first + 2], loops[-2:]
-    _in_registers(schedule, block, [a, b], k, channel)
+    in_registers(schedule, block, [a, b], k, channel)
     schedule.set_scope(block, 0, "local")
 
 
@@ -144,7 +144,7 @@ def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, *
         task = schedule.fuse(*images, line)
         schedule.parallel(task)
     else:
-        task = channel = _tasks(schedule, [*images, line, column], channel)
+        task = channel = in_tasks(schedule, [*images, line, column], channel)
     schedule.vectorize(lane)
     schedule.unroll(x)
     schedule.unroll(y)
@@ -158,14 +158,14 @@ def _side(schedule: Schedule, columns: SBlockRV) -> int:
     return int(schedule.get(columns).iter_vars[1].dom.extent)
 
 
-def _tasks(schedule: Schedule, tiles: list[LoopRV], channel: LoopRV) -> LoopRV:
+def in_tasks(schedule: Schedule, tiles: list[LoopRV], channel: LoopRV) -> LoopRV:
     """Run tiles and a part of their channels in parallel; returns the loop over the channels of a task."""
     channels_0, channels_1 = primitives.sampled_split(schedule, channel)
     schedule.parallel(schedule.fuse(*tiles, channels_0))
     return channels_1
 
 
-def _in_registers(schedule: Schedule, block: SBlockRV, positions: list[LoopRV], k: LoopRV, channel: LoopRV) -> None:
+def in_registers(schedule: Schedule, block: SBlockRV, positions: list[LoopRV], k: LoopRV, channel: LoopRV) -> None:
     """Multiply a tile with a constant matrix: unrolled, so that its entries become literals."""
     schedule.reorder(*positions, k, channel)
     schedule.vectorize(channel)

@@ -1,0 +1,280 @@
+"""Convolutions along one axis with fewer multiplications: minimal filtering F(m, r) of signals.
+
+Of signals, and of images and volumes whose kernels are long along one axis alone (1x7, 7x1, 3x1x1). As in
+`lib.graph.winograd`, a tile of m results is computed from m + r - 1 data d and r taps g as A^T [(G g) * (B^T d)];
+summed over the input channels, the product in the middle is one matrix product for each of the m + r - 1 positions.
+F(4, 3) takes half of the multiplications of a kernel of three.
+
+The numbers in the transforms of longer kernels would be large. So a long kernel is cut into pieces of m taps, whose
+data begin one tile after the other: the products of a position sum over the pieces too, and data are transformed once.
+Nine taps are three pieces of F(3, 3), which take 15 multiplications for 27; eleven three of F(4, 4), 21 for 44.
+Of a dilated kernel, a tile has results as far apart as the taps.
+
+Errors in float32 are two to three times those of the definition. In bf16 the products read transformed data and kernels
+in bf16; that makes 1.2 to 2 times the error of the convolution in bf16 with m = 2 and 3, and with m = 4 too much.
+Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), section 3.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+from tvm import relax, te, tirx, topi
+from tvm.relax import op
+
+from lib.graph import patterns, widen
+from lib.graph.filters import Transforms, entry, minimal
+from lib.graph.reweight import Choose, Replacement, shape_of
+from lib.graph.rewrite import dtype, groups_of, is_call, is_channels_last
+
+FUNCTION = "conv1d_winograd"  # name of the functions that compute one, for people
+_WIDE, _NARROW = "float32", "bfloat16"
+_FILTERS = {_WIDE: ((2, 3), (3, 3), (4, 3), (4, 4), (4, 5)), _NARROW: ((2, 3), (3, 3))}  # m and r to choose from
+_LANES = 8  # channels that fill a vector
+_SIGNAL = 3  # axes: (N, W, C)
+_FROM_MEMORY, _BETWEEN = 10, 8  # cost of an element, in multiplications
+_WORTH_IT = 0.9  # of the multiplications that there were
+_MORE, _SIZES = 0.05, range(8, 129)  # of the tiles; of tasks and register tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """How a kernel along one axis is computed."""
+
+    tile: int  # m
+    taps: int  # r, of a piece
+    pieces: int
+    distance: int = 1  # of taps: the dilation
+
+    @property
+    def transforms(self) -> Transforms:
+        """The matrices of a piece."""
+        return minimal(self.tile, self.taps)
+
+
+def replacement(lanes: int = 1, *, is_narrow: bool = False) -> Choose:
+    """What computes convolutions along one axis in Winograd's way, where that is faster.
+
+    Args:
+        lanes: Of the vectors that output channels are padded to where that is faster (`lib.graph.widen`); 1: of none.
+        is_narrow: With products in bf16.
+    """
+    return partial(_replacement, lanes, _NARROW if is_narrow else _WIDE)
+
+
+def _replacement(lanes: int, kind: str, call: relax.Call) -> Replacement | None:
+    axis = _axis(call)
+    if not axis:
+        return None
+    taps, inputs, outputs = math.prod(shape_of(call.args[1])[:-2]), *shape_of(call.args[1])[-2:]
+    chosen = best_filter(taps, shape_of(call)[:-1], axis, (inputs, outputs), kind, int(call.attrs.dilation[axis - 1]))
+    if chosen is None:
+        return None
+    more = widen.computed(outputs, lanes) - outputs
+    return Replacement(
+        kind=(FUNCTION, chosen, kind, more),
+        value=lambda kernel: transformed(widen.padded(1, more, kernel), chosen, kind),
+        shape=(chosen.transforms.window, chosen.pieces, inputs, outputs + more),
+        emit=partial(_emit, chosen, axis, kind, outputs),
+        dtype=kind,
+    )
+
+
+def _axis(call: relax.Call) -> int:
+    """The axis of the data that the kernel of a convolution is along, and it alone; 0 if there is none, or the
+    convolution is of another kind."""
+    if not is_call(call, "relax.nn.conv1d", "relax.nn.conv2d") or dtype(call) != _WIDE or groups_of(call) > 1:
+        return 0
+    data, kernel, attrs = shape_of(call.args[0]), shape_of(call.args[1]), call.attrs
+    if not data or not kernel or not is_channels_last(call) or any(n % _LANES for n in kernel[-2:]):
+        return 0
+    window, n_axes = kernel[:-2], len(kernel) - 2
+    long = [n for n, taps in enumerate(window) if taps > 1]
+    before, after = [int(n) for n in attrs.padding][:n_axes], [int(n) for n in attrs.padding][n_axes:]
+    others = [n for n in range(n_axes) if n not in long]
+    if len(long) != 1 or any(before[n] or after[n] for n in others) or {int(n) for n in attrs.strides} != {1}:
+        return 0
+    return 1 + long[0]
+
+
+def best_filter(
+    taps: int, rows: Sequence[int], axis: int, channels: tuple[int, int], kind: str = _WIDE, distance: int = 1
+) -> Filter | None:
+    """How a kernel of some taps is computed with the least cost, from and to channels; None as it is defined.
+
+    Counts as `lib.graph.winograd.best_tile` does, in multiplications of floats: what each algorithm multiplies, of
+    which bf16 takes half the time, kernels that come from memory, and the elements between the transforms and the
+    products, which stay in a cache.
+
+    Args:
+        rows: The extents of the results without their channels.
+        axis: That the kernel is along.
+        distance: Of taps.
+    """
+    share = 0.5 if kind == _NARROW else 1.0
+    inputs, outputs = channels
+    matrix = inputs * outputs
+    n_rows = math.prod(rows)
+
+    def cost(chosen: Filter) -> float:
+        n_tiles = n_rows // rows[axis] * tiles(rows[axis], chosen)
+        window = chosen.transforms.window
+        products = share * window * chosen.pieces * (n_tiles + _FROM_MEMORY) * matrix
+        return products + _BETWEEN * window * n_tiles * (share * inputs + outputs)
+
+    best = min(filters(taps, kind, distance), key=cost, default=None)
+    plain = share * taps * (n_rows + _FROM_MEMORY) * matrix
+    return best if best and cost(best) < _WORTH_IT * plain else None
+
+
+def filters(taps: int, kind: str = _WIDE, distance: int = 1) -> list[Filter]:
+    """Those for a kernel of some taps: whole, or in pieces that begin where tiles do."""
+    found = [Filter(tile, piece, -(-taps // piece), distance) for tile, piece in _FILTERS[kind]]
+    return [each for each in found if each.taps == taps or (each.tile == each.taps and each.pieces > 1)]
+
+
+def tiles(results: int, chosen: Filter) -> int:
+    """How many there are for so many results along the axis: those of each place within a distance, and a few more
+    where tasks and register tiles can then be of more sizes."""
+    needed = -(-results // (chosen.tile * chosen.distance))
+    some = range(needed, int(needed * (1 + _MORE)) + 1)
+    return max(some, key=lambda n: sum(n % size == 0 for size in _SIZES)) * chosen.distance
+
+
+def transformed(kernel: np.ndarray, chosen: Filter, kind: str = _WIDE) -> np.ndarray:
+    """G g for each piece and pair of channels: ... x I x O, one of the axes before with more than one element, to
+    (m + r - 1) x pieces x I x O, summed in double precision."""
+    inputs, outputs = kernel.shape[-2:]
+    taps = kernel.reshape(-1, inputs, outputs).astype(np.float64)
+    whole = np.pad(taps, [(0, chosen.pieces * chosen.taps - len(taps)), (0, 0), (0, 0)])
+    pieces = whole.reshape(chosen.pieces, chosen.taps, inputs, outputs)
+    found = np.einsum("ar,prio->apio", chosen.transforms.kernel, pieces).astype(np.float32)
+    return found.astype(ml_dtypes.bfloat16) if kind == _NARROW else found
+
+
+def convolution(
+    data: te.Tensor, kernel: te.Tensor, chosen: Filter, axis: int, results: int, before: int
+) -> te.Tensor:  # fmt: skip
+    """A convolution of signals (N, W, C) or images (N, H, W, C) along one axis with a transformed kernel, to float32.
+
+    Args:
+        data: Of the element type of the kernel: float32 or bf16.
+        axis: Of the data.
+        results: How many there are along it.
+        before: How many zeros precede the data; after them there are as many as are read.
+    """
+    extents = [int(extent) for extent in data.shape[:-1]]
+    lines = _Tiles(chosen, tiles(results, chosen), math.prod(extents[1:]) // extents[axis])
+    first = [before if n == axis else 0 for n in range(len(extents))]
+    beyond = [lines.length - before - extent if n == axis else 0 for n, extent in enumerate(extents)]
+    padded = topi.nn.pad(data, [*first, 0], [*beyond, 0], name="pad_temp")
+    found = _results(_product(_spread(padded, lines, axis, kernel.dtype), kernel, lines), lines)
+
+    def result(*at: tirx.Var) -> tirx.Expr:
+        *row, o = at
+        image, place, others = row[0], row.pop(axis), row[1:]
+        block, n, phase = lines.of_result(place)
+        return found[image, block, phase, others[0] if others else 0, n, o]
+
+    rows = [results if n == axis else extent for n, extent in enumerate(extents)]
+    return te.compute((*rows, int(kernel.shape[-1])), result, name=FUNCTION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """The tiles of a padded image: all those of a place along the axis stand together, one place after the other."""
+
+    filter: Filter
+    results: int  # tiles along the axis, with results
+    across: int  # places in an image that differ in other axes
+
+    @property
+    def along(self) -> int:
+        """Tiles along the axis, with those that have data for the last results alone."""
+        return self.results + (self.filter.pieces - 1) * self.filter.distance
+
+    @property
+    def length(self) -> int:
+        """Of the padded data along the axis."""
+        return self.along * self.filter.tile + (self.filter.taps - 1) * self.filter.distance
+
+    def begin(self, number: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+        """Where along the axis the data of a tile begin, and where it is in other axes."""
+        tile, distance = number // self.across, self.filter.distance
+        return tile // distance * self.filter.tile * distance + tile % distance, number % self.across
+
+    def of_result(self, place: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
+        """The block of tiles that a result along the axis is in, which of a tile's it is, and the tile in the block."""
+        tile, distance = self.filter.tile, self.filter.distance
+        return place // (tile * distance), place // distance % tile, place % distance
+
+
+def _spread(padded: te.Tensor, lines: _Tiles, axis: int, kind: str) -> te.Tensor:
+    """B^T d of each tile, (m + r - 1) x N x tiles x C, in the element type of the kernel."""
+    transforms, (images, *_, channels) = lines.filter.transforms, (int(extent) for extent in padded.shape)
+    n = te.reduce_axis((0, transforms.window), "place")
+
+    def value(image: tirx.Var, number: tirx.Var, channel: tirx.Var) -> tirx.Expr:
+        first, other = lines.begin(number)
+        at = [other] if len(padded.shape) > _SIGNAL else []
+        at.insert(axis - 1, first + n * lines.filter.distance)
+        return _wide(padded(image, *at, channel))
+
+    spread = te.compute(
+        (transforms.window, images, lines.along * lines.across, channels),
+        lambda a, i, p, c: te.sum(value(i, p, c) * entry(transforms.data, a, n), axis=n),
+        name="data_columns",
+    )
+    if kind == _WIDE:
+        return spread
+    apart = {"meta_schedule.inline_rule": "disable"}  # were it inlined, each product would round anew what it reads
+    return te.compute(spread.shape, lambda *at: spread(*at).astype(kind), name="data_rounded", attrs=apart)
+
+
+def _product(spread: te.Tensor, kernel: te.Tensor, lines: _Tiles) -> te.Tensor:
+    """Of each position, summed over the channels and pieces: (m + r - 1) x N x tiles x O."""
+    window, pieces, channels, columns = (int(extent) for extent in kernel.shape)
+    piece, channel = te.reduce_axis((0, pieces), "piece"), te.reduce_axis((0, channels), "channel")
+    step = lines.filter.distance * lines.across  # from one piece to the next
+
+    def product(a: tirx.Var, i: tirx.Var, p: tirx.Var, o: tirx.Var) -> tirx.Expr:
+        factors = spread(a, i, p + piece * step, channel), kernel(a, piece, channel, o)
+        return te.sum(_wide(factors[0]) * _wide(factors[1]), axis=[piece, channel])
+
+    return te.compute((window, spread.shape[1], lines.results * lines.across, columns), product, name="product")
+
+
+def _results(product: te.Tensor, lines: _Tiles) -> te.Tensor:
+    """A^T M of each tile: N x blocks x tiles of a block x places in other axes x m x O."""
+    window, images, _, columns = (int(extent) for extent in product.shape)
+    chosen, matrix = lines.filter, lines.filter.transforms.result
+    position = te.reduce_axis((0, window), "position")
+
+    def result(i: tirx.Var, block: tirx.Var, phase: tirx.Var, other: tirx.Var, n: tirx.Var, o: tirx.Var) -> tirx.Expr:
+        number = (block * chosen.distance + phase) * lines.across + other
+        return te.sum(product[position, i, number, o] * entry(matrix, n, position), axis=position)
+
+    shape = (images, lines.results // chosen.distance, chosen.distance, lines.across, chosen.tile, columns)
+    return te.compute(shape, result, name="result_columns")
+
+
+def _wide(element: tirx.Expr) -> tirx.Expr:
+    return element if element.ty.dtype == _WIDE else element.astype(_WIDE)
+
+
+def _emit(
+    chosen: Filter, axis: int, kind: str, outputs: int, builder: relax.BlockBuilder, call: relax.Call,
+    args: Sequence[relax.Expr],
+) -> relax.Expr:  # fmt: skip
+    data, kernel = args
+    if kind != _WIDE:
+        data = builder.emit(op.astype(data, kind))
+    results, before = shape_of(call)[axis], int(call.attrs.padding[axis - 1])
+    made = partial(convolution, chosen=chosen, axis=axis, results=results, before=before)
+    marks = patterns.marks(patterns.OUT_ELEMENTWISE)
+    computed = builder.call_te(made, data, kernel, primfunc_name_hint=FUNCTION, primfunc_attrs=marks)
+    is_wider = shape_of(kernel)[-1] > outputs
+    return widen.cut(builder, builder.emit(computed), outputs) if is_wider else computed
