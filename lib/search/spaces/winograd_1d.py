@@ -59,7 +59,9 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     sizes = _task_sizes(schedule, block)
     heights = {height for size in sizes for height in tiling.divisors(size)}
     found = tiling.tiles(math.lcm(*heights), extents[roles.columns], machine) if heights else []
-    whole = [Tile(each.lanes, each.vectors, (height,), dot) for each in found for height in each.rows if height in heights]
+    whole = [
+        Tile(each.lanes, each.vectors, (height,), dot) for each in found for height in each.rows if height in heights
+    ]
     for tile in whole:
         of_tile = [size for size in sizes if size % tile.rows[0] == 0]
         choices.append(partial(_in_blocks, product=block, roles=roles, tile=tile, sizes=of_tile, machine=machine))

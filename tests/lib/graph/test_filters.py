@@ -1,0 +1,31 @@
+import numpy as np
+import pytest
+
+from lib.graph.filters import minimal
+
+
+@pytest.mark.parametrize(("tile", "taps"), [(2, 3), (4, 3), (3, 3), (4, 4), (4, 5), (2, 1), (1, 2), (6, 3)])
+def test_a_tile_is_what_a_filter_gives(tile, taps):
+    rng = np.random.default_rng(0)
+    found = minimal(tile, taps)
+    data, kernel = rng.normal(size=found.window), rng.normal(size=taps)
+
+    result = found.result @ ((found.kernel @ kernel) * (found.data @ data))
+
+    assert found.window == tile + taps - 1
+    np.testing.assert_allclose(result, np.correlate(data, kernel, "valid"), atol=1e-12)
+
+
+def test_the_matrices_of_two_results_by_hand():
+    """Lavin and Gray, section 4.1, the last multiplication with the other sign."""
+    found = minimal(2, 3)
+
+    np.testing.assert_array_equal(found.data, [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]])
+    np.testing.assert_array_equal(found.kernel, [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+    np.testing.assert_array_equal(found.result, [[1, 1, 1, 0], [0, 1, -1, 1]])
+
+
+@pytest.mark.parametrize(("tile", "taps"), [(1, 1), (6, 5)])
+def test_there_are_points_for_some_filters_alone(tile, taps):
+    with pytest.raises(ValueError, match=f"m = {tile} and r = {taps}"):
+        minimal(tile, taps)
