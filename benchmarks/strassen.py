@@ -70,8 +70,8 @@ def main() -> None:
     found = []
     for *rows, depth, columns in sides:
         modules = {way: workload(rows, depth, columns, way) for way in _WAYS}
-        of_product = dict(zip(_SIDES, ("x".join(map(str, rows)), depth, columns), strict=True))
-        found.append(ways.fastest(modules, given.programs).assign(**of_product))
+        names = "x".join(map(str, rows))
+        found.append(ways.fastest(modules, given.programs).assign(rows=names, depth=depth, columns=columns))
     table = pd.concat(found, ignore_index=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(given.out)

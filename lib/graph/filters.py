@@ -14,7 +14,7 @@ import numpy as np
 from numpy.polynomial import polynomial
 from tvm import tirx
 
-_POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # beside infinity
+_POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 4.0)  # beside infinity
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ F(4, 3) takes half of the multiplications of a kernel of three.
 The numbers in the transforms of longer kernels would be large. So a long kernel is cut into pieces of m taps, whose
 data begin one tile after the other: the products of a position sum over the pieces too, and data are transformed once.
 Nine taps are three pieces of F(3, 3), which take 15 multiplications for 27; eleven three of F(4, 4), 21 for 44.
-Of a dilated kernel, a tile has results as far apart as the taps.
+Of a dilated kernel, a tile has results as far apart as the taps. With a stride s, s data that follow one another are as
+one of s times as many channels, of which a kernel has as many taps fewer.
 
-Errors in float32 are two to three times those of the definition. In bf16 the products read transformed data and kernels
-in bf16; that makes 1.2 to 2 times the error of the convolution in bf16 with m = 2 and 3, and with m = 4 too much.
+Errors in float32 are two to four times those of the definition, with F(5, 5) eight times. In bf16 the products read
+transformed data and kernels in bf16; that makes 1.2 to 2 times the error of the convolution in bf16 with four or five
+positions, and with more too much.
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), section 3.
 """
 
@@ -32,8 +34,11 @@ from lib.graph.rewrite import dtype, groups_of, is_call, is_channels_last
 
 FUNCTION = "conv1d_winograd"  # name of the functions that compute one, for people
 _WIDE, _NARROW = "float32", "bfloat16"
-_FILTERS = {_WIDE: ((2, 3), (3, 3), (4, 3), (4, 4), (4, 5)), _NARROW: ((2, 3), (3, 3))}  # m and r to choose from
-_LANES = 8  # channels that fill a vector
+_FILTERS = {  # m and r to choose from
+    _WIDE: ((4, 2), (6, 2), (3, 3), (4, 3), (6, 3), (4, 4), (4, 5), (5, 5)),
+    _NARROW: ((3, 2), (4, 2), (2, 3), (3, 3)),
+}
+_LANES, _WHOLE = 8, 16  # channels that fill a vector, half or whole
 _SIGNAL = 3  # axes: (N, W, C)
 _FROM_MEMORY, _BETWEEN = 10, 8  # cost of an element, in multiplications
 _WORTH_IT = 0.9  # of the multiplications that there were
@@ -48,6 +53,7 @@ class Filter:
     taps: int  # r, of a piece
     pieces: int
     distance: int = 1  # of taps: the dilation
+    stride: int = 1  # of results, whose data are as one
 
     @property
     def transforms(self) -> Transforms:
@@ -69,15 +75,17 @@ def _replacement(lanes: int, kind: str, call: relax.Call) -> Replacement | None:
     axis = _axis(call)
     if not axis:
         return None
-    taps, inputs, outputs = math.prod(shape_of(call.args[1])[:-2]), *shape_of(call.args[1])[-2:]
-    chosen = best_filter(taps, shape_of(call)[:-1], axis, (inputs, outputs), kind, int(call.attrs.dilation[axis - 1]))
+    *window, inputs, outputs = shape_of(call.args[1])
+    distance, stride = (int(each[axis - 1]) for each in (call.attrs.dilation, call.attrs.strides))
+    found = filters(math.prod(window), kind, distance, stride)
+    chosen = best_filter(found, math.prod(window), shape_of(call)[:-1], axis, (inputs, outputs), kind)
     if chosen is None:
         return None
     more = widen.computed(outputs, lanes) - outputs
     return Replacement(
         kind=(FUNCTION, chosen, kind, more),
         value=lambda kernel: transformed(widen.padded(1, more, kernel), chosen, kind),
-        shape=(chosen.transforms.window, chosen.pieces, inputs, outputs + more),
+        shape=(chosen.transforms.window, chosen.pieces, stride * inputs, outputs + more),
         emit=partial(_emit, chosen, axis, kind, outputs),
         dtype=kind,
     )
@@ -94,14 +102,16 @@ def _axis(call: relax.Call) -> int:
     window, n_axes = kernel[:-2], len(kernel) - 2
     long = [n for n, taps in enumerate(window) if taps > 1]
     before, after = [int(n) for n in attrs.padding][:n_axes], [int(n) for n in attrs.padding][n_axes:]
-    others = [n for n in range(n_axes) if n not in long]
-    if len(long) != 1 or any(before[n] or after[n] for n in others) or {int(n) for n in attrs.strides} != {1}:
+    is_plain = all(before[n] == after[n] == 0 and int(attrs.strides[n]) == 1 for n in range(n_axes) if n not in long)
+    if len(long) != 1 or not is_plain:
         return 0
-    return 1 + long[0]
+    [n], (inputs, _) = long, kernel[-2:]
+    is_strided = int(attrs.strides[n]) > 1
+    return 0 if is_strided and (int(attrs.dilation[n]) > 1 or inputs % _WHOLE) else 1 + n
 
 
 def best_filter(
-    taps: int, rows: Sequence[int], axis: int, channels: tuple[int, int], kind: str = _WIDE, distance: int = 1
+    filters: Sequence[Filter], taps: int, rows: Sequence[int], axis: int, channels: tuple[int, int], kind: str = _WIDE
 ) -> Filter | None:
     """How a kernel of some taps is computed with the least cost, from and to channels; None as it is defined.
 
@@ -110,30 +120,30 @@ def best_filter(
     products, which stay in a cache.
 
     Args:
+        filters: To choose from.
         rows: The extents of the results without their channels.
         axis: That the kernel is along.
-        distance: Of taps.
     """
     share = 0.5 if kind == _NARROW else 1.0
     inputs, outputs = channels
-    matrix = inputs * outputs
     n_rows = math.prod(rows)
 
     def cost(chosen: Filter) -> float:
         n_tiles = n_rows // rows[axis] * tiles(rows[axis], chosen)
-        window = chosen.transforms.window
-        products = share * window * chosen.pieces * (n_tiles + _FROM_MEMORY) * matrix
-        return products + _BETWEEN * window * n_tiles * (share * inputs + outputs)
+        window, depth = chosen.transforms.window, chosen.stride * inputs
+        products = share * window * chosen.pieces * (n_tiles + _FROM_MEMORY) * depth * outputs
+        return products + _BETWEEN * window * n_tiles * (share * depth + outputs)
 
-    best = min(filters(taps, kind, distance), key=cost, default=None)
-    plain = share * taps * (n_rows + _FROM_MEMORY) * matrix
+    best = min(filters, key=cost, default=None)
+    plain = share * taps * (n_rows + _FROM_MEMORY) * inputs * outputs
     return best if best and cost(best) < _WORTH_IT * plain else None
 
 
-def filters(taps: int, kind: str = _WIDE, distance: int = 1) -> list[Filter]:
+def filters(taps: int, kind: str = _WIDE, distance: int = 1, stride: int = 1) -> list[Filter]:
     """Those for a kernel of some taps: whole, or in pieces that begin where tiles do."""
-    found = [Filter(tile, piece, -(-taps // piece), distance) for tile, piece in _FILTERS[kind]]
-    return [each for each in found if each.taps == taps or (each.tile == each.taps and each.pieces > 1)]
+    steps = -(-taps // stride)
+    found = [Filter(tile, piece, -(-steps // piece), distance, stride) for tile, piece in _FILTERS[kind]]
+    return [each for each in found if each.taps == steps or (each.tile == each.taps and each.pieces > 1)]
 
 
 def tiles(results: int, chosen: Filter) -> int:
@@ -146,11 +156,11 @@ def tiles(results: int, chosen: Filter) -> int:
 
 def transformed(kernel: np.ndarray, chosen: Filter, kind: str = _WIDE) -> np.ndarray:
     """G g for each piece and pair of channels: ... x I x O, one of the axes before with more than one element, to
-    (m + r - 1) x pieces x I x O, summed in double precision."""
+    (m + r - 1) x pieces x (stride I) x O, summed in double precision."""
     inputs, outputs = kernel.shape[-2:]
     taps = kernel.reshape(-1, inputs, outputs).astype(np.float64)
-    whole = np.pad(taps, [(0, chosen.pieces * chosen.taps - len(taps)), (0, 0), (0, 0)])
-    pieces = whole.reshape(chosen.pieces, chosen.taps, inputs, outputs)
+    whole = np.pad(taps, [(0, chosen.pieces * chosen.taps * chosen.stride - len(taps)), (0, 0), (0, 0)])
+    pieces = whole.reshape(chosen.pieces, chosen.taps, chosen.stride * inputs, outputs)
     found = np.einsum("ar,prio->apio", chosen.transforms.kernel, pieces).astype(np.float32)
     return found.astype(ml_dtypes.bfloat16) if kind == _NARROW else found
 
@@ -168,9 +178,7 @@ def convolution(
     """
     extents = [int(extent) for extent in data.shape[:-1]]
     lines = _Tiles(chosen, tiles(results, chosen), math.prod(extents[1:]) // extents[axis])
-    first = [before if n == axis else 0 for n in range(len(extents))]
-    beyond = [lines.length - before - extent if n == axis else 0 for n, extent in enumerate(extents)]
-    padded = topi.nn.pad(data, [*first, 0], [*beyond, 0], name="pad_temp")
+    padded = _padded(data, lines.length, axis, before, chosen.stride)
     found = _results(_product(_spread(padded, lines, axis, kernel.dtype), kernel, lines), lines)
 
     def result(*at: tirx.Var) -> tirx.Expr:
@@ -198,7 +206,7 @@ class _Tiles:
 
     @property
     def length(self) -> int:
-        """Of the padded data along the axis."""
+        """Of the padded data along the axis, in strides."""
         return self.along * self.filter.tile + (self.filter.taps - 1) * self.filter.distance
 
     def begin(self, number: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
@@ -210,6 +218,25 @@ class _Tiles:
         """The block of tiles that a result along the axis is in, which of a tile's it is, and the tile in the block."""
         tile, distance = self.filter.tile, self.filter.distance
         return place // (tile * distance), place // distance % tile, place % distance
+
+
+def _padded(data: te.Tensor, length: int, axis: int, before: int, stride: int) -> te.Tensor:
+    """Data with zeros around them along an axis, those of a stride side by side: in place of ... x W x C, ... x length
+    x (stride C)."""
+    *extents, channels = (int(extent) for extent in data.shape)
+
+    def value(*at: tirx.Var) -> tirx.Expr:
+        *row, c = at
+        place = row[axis] * stride + c // channels - before
+        row[axis], n = place, c % channels
+        is_within = tirx.all(place >= 0, place < extents[axis])
+        return tirx.if_then_else(is_within, data(*row, n), tirx.const(0, data.dtype))
+
+    if stride == 1:
+        around = [(before, length - before - extent) if n == axis else (0, 0) for n, extent in enumerate(extents)]
+        return topi.nn.pad(data, *([*ends, 0] for ends in zip(*around, strict=True)), name="pad_temp")
+    shape = [length if n == axis else extent for n, extent in enumerate(extents)]
+    return te.compute((*shape, stride * channels), value, name="pad_temp")
 
 
 def _spread(padded: te.Tensor, lines: _Tiles, axis: int, kind: str) -> te.Tensor:

@@ -30,6 +30,11 @@ def convolved(data, kernel, axis, distance, before, after):
     return sum(part @ tap for part, tap in zip(shifted, kernel.astype(np.float64), strict=True))
 
 
+def strided(results, axis, stride):
+    """Every so many of them."""
+    return np.take(results, range(0, results.shape[axis], stride), axis)
+
+
 def arrays(shape, taps):
     rng = np.random.default_rng(0)
     return [rng.normal(size=each).astype(np.float32) for each in (shape, (taps, *CHANNELS), CHANNELS[1:])]
@@ -38,7 +43,8 @@ def arrays(shape, taps):
 def workload(shape, axis, chosen, results, before, kind="float32"):
     """A convolution with bias and ReLU, whose kernel may be packed."""
     data = te.placeholder(shape, kind, name="data")
-    kernel = te.placeholder((chosen.transforms.window, chosen.pieces, *CHANNELS), kind, name="kernel")
+    depth = chosen.stride * CHANNELS[0]
+    kernel = te.placeholder((chosen.transforms.window, chosen.pieces, depth, CHANNELS[1]), kind, name="kernel")
     shift = te.placeholder(CHANNELS[1:], name="shift")
     out = topi.nn.relu(topi.add(winograd_1d.convolution(data, kernel, chosen, axis, results, before), shift))
     return as_workload(te.create_prim_func([data, kernel, shift, out]).with_attr("layout_free_buffers", [1]))
@@ -57,13 +63,19 @@ CASES = [  # shape, axis, taps, filter, padding before and after; with tiles tha
     ((2, 17, 9, 16), 1, 7, Filter(4, 4, 2), (3, 3)),  # along lines' axis
     ((2, 9, 17, 16), 2, 5, Filter(4, 5, 1), (2, 1)),
     ((1, 5, 120, 16), 2, 5, Filter(3, 3, 2, 2), (4, 4)),
+    ((1, 97, 16), 1, 9, Filter(5, 5, 2), (4, 4)),
+    ((1, 97, 16), 1, 3, Filter(6, 3, 1), (1, 1)),
+    ((1, 97, 16), 1, 2, Filter(6, 2, 1), (1, 0)),
+    ((2, 101, 16), 1, 17, Filter(4, 5, 1, 1, 4), (8, 8)),  # with a stride, which does not divide the data
+    ((1, 60, 5, 16), 1, 3, Filter(4, 2, 1, 1, 2), (1, 1)),
 ]
 
 
 @pytest.mark.parametrize(("shape", "axis", "taps", "chosen", "ends"), CASES)
 def test_every_program_computes_the_convolution(cpu, shape, axis, taps, chosen, ends):
     data, kernel, shift = arrays(shape, taps)
-    expected = np.maximum(convolved(data, kernel, axis, chosen.distance, *ends) + shift, 0)
+    convolution = strided(convolved(data, kernel, axis, chosen.distance, *ends), axis, chosen.stride)
+    expected = np.maximum(convolution + shift, 0)
     inputs = [data, winograd_1d.transformed(kernel, chosen), shift]
     given = workload(shape, axis, chosen, expected.shape[axis], ends[0])
 
@@ -125,27 +137,29 @@ def test_a_kernel_in_pieces_by_hand():
 @pytest.mark.parametrize(
     ("taps", "rows", "channels", "kind", "chosen"),
     [
-        (9, (1, 200), (256, 1024), "float32", (3, 3, 3)),
-        (5, (1, 200), (512, 512), "float32", (4, 5, 1)),
-        (11, (1, 2048), (64, 64), "float32", (4, 4, 3)),
+        (9, (1, 200), (256, 1024), "float32", (5, 5, 2)),
+        (7, (1, 200), (256, 1024), "float32", (4, 4, 2)),
+        (3, (1, 4096), (64, 64), "float32", (6, 3, 1)),
         (3, (1, 3000), (80, 384), "bfloat16", (3, 3, 1)),
         (3, (1, 8192), (32, 32), "bfloat16", None),  # transforms of few channels cost what their products save
         (3, (1, 16), (1024, 1024), "float32", None),  # kernels from memory
-        (2, (1, 3000), (256, 256), "float32", None),
+        (2, (1, 3000), (256, 256), "bfloat16", (4, 2, 1)),
     ],
 )
 def test_the_filter_is_a_matter_of_taps_and_channels(taps, rows, channels, kind, chosen):
-    found = winograd_1d.best_filter(taps, rows, 1, channels, kind)
+    found = winograd_1d.best_filter(winograd_1d.filters(taps, kind), taps, rows, 1, channels, kind)
 
     assert found == (Filter(*chosen) if chosen else None)
 
 
-@pytest.mark.parametrize("taps", [3, 4, 5, 6, 7, 9, 11, 17])
-def test_a_filter_has_all_taps_whole_or_in_pieces_one_tile_apart(taps):
-    found = winograd_1d.filters(taps)
+@pytest.mark.parametrize("stride", [1, 2, 4])
+@pytest.mark.parametrize("taps", [5, 6, 7, 9, 11, 17])
+def test_a_filter_has_all_taps_whole_or_in_pieces_one_tile_apart(taps, stride):
+    found = winograd_1d.filters(taps, stride=stride)
 
     assert found
-    assert all(each.pieces * each.taps >= taps and (each.pieces == 1 or each.tile == each.taps) for each in found)
+    assert all(each.pieces * each.taps * stride >= taps for each in found)
+    assert all(each.pieces == 1 or each.tile == each.taps for each in found)
 
 
 @pytest.mark.parametrize(("results", "distance"), [(17, 1), (100, 1), (361, 5), (4096, 3), (2, 16)])
@@ -183,6 +197,8 @@ def model(data, taps, outputs=64, **attrs):
         ((1, 24, 20, 64), (7, 1), {}, 1),
         ((1, 24, 20, 64), (1, 7), {}, 2),
         ((1, 24, 20, 64), (1, 3), {"dilation": [1, 2], "padding": [0, 2, 0, 2]}, 2),
+        ((1, 1201, 64), (8,), {"strides": 4, "padding": 2}, 1),
+        ((1, 24, 120, 64), (1, 9), {"strides": [1, 3], "padding": [0, 4, 0, 4]}, 2),
     ],
 )
 def test_a_convolution_along_one_axis_is_replaced_with_what_follows_it_fused(cpu, data, taps, attrs, axis):
@@ -193,7 +209,9 @@ def test_a_convolution_along_one_axis_is_replaced_with_what_follows_it_fused(cpu
     distance = attrs.get("dilation", 1)
     distance = distance if isinstance(distance, int) else distance[axis - 1]
     kernel = weights["w"].reshape(-1, *weights["w"].shape[-2:])
-    expected = np.maximum(convolved(x, kernel, axis, distance, before, before), 0)
+    strides = attrs.get("strides", 1)
+    stride = strides if isinstance(strides, int) else strides[axis - 1]
+    expected = np.maximum(strided(convolved(x, kernel, axis, distance, before, before), axis, stride), 0)
 
     module, kernels = reweight.rewrite(module, weights, [winograd_1d.replacement()])
     [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
@@ -209,7 +227,9 @@ def test_a_convolution_along_one_axis_is_replaced_with_what_follows_it_fused(cpu
 @pytest.mark.parametrize(
     ("data", "taps", "attrs"),
     [
-        ((1, 300, 64), (3,), {"strides": 2}),
+        ((1, 300, 64), (3,), {"strides": 3}),
+        ((1, 300, 64), (9,), {"strides": 2, "dilation": 2}),
+        ((1, 300, 24), (9,), {"strides": 3}),  # no whole vectors side by side
         ((1, 300, 64), (3,), {"groups": 2}),
         ((1, 300, 64), (1,), {}),
         ((1, 300, 60), (3,), {}),  # no whole vectors
@@ -229,7 +249,7 @@ def test_whoever_wants_no_winograd_gets_none_along_one_axis_either(cpu):
 
     taken, left = (choose_algorithms(plain, cpu, AlgorithmConfig(winograd=choice)) for choice in ("auto", "never"))
 
-    assert taken.weights["w"].shape == (8, 1, 64, 64)
+    assert taken.weights["w"].shape == (9, 1, 64, 64)
     assert left.weights["w"].shape == (5, 64, 64)
 
 
