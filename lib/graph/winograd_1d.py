@@ -94,7 +94,9 @@ def _replacement(lanes: int, kind: str, call: relax.Call) -> Replacement | None:
 def _axis(call: relax.Call) -> int:
     """The axis of the data that the kernel of a convolution is along, and it alone; 0 if there is none, or the
     convolution is of another kind."""
-    if not is_call(call, "relax.nn.conv1d", "relax.nn.conv2d") or dtype(call) != _WIDE or groups_of(call) > 1:
+    if not is_call(call, "relax.nn.conv1d", "relax.nn.conv2d") or groups_of(call) > 1:
+        return 0
+    if {dtype(call), *map(dtype, call.args)} != {_WIDE}:
         return 0
     data, kernel, attrs = shape_of(call.args[0]), shape_of(call.args[1]), call.attrs
     if not data or not kernel or not is_channels_last(call) or any(n % _LANES for n in kernel[-2:]):
