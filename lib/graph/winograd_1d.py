@@ -3,11 +3,11 @@
 Of signals, and of images and volumes whose kernels are long along one axis alone (1x7, 7x1, 3x1x1). As in
 `lib.graph.winograd`, a tile of m results is computed from m + r - 1 data d and r taps g as A^T [(G g) * (B^T d)];
 summed over the input channels, the product in the middle is one matrix product for each of the m + r - 1 positions.
-F(4, 3) takes half of the multiplications of a kernel of three.
+F(6, 3) takes four ninths of the multiplications of a kernel of three.
 
 The numbers in the transforms of longer kernels would be large. So a long kernel is cut into pieces of m taps, whose
 data begin one tile after the other: the products of a position sum over the pieces too, and data are transformed once.
-Nine taps are three pieces of F(3, 3), which take 15 multiplications for 27; eleven three of F(4, 4), 21 for 44.
+Nine taps are two pieces of F(5, 5), which take 18 multiplications for 45; eleven three of F(4, 4), 21 for 44.
 Of a dilated kernel, a tile has results as far apart as the taps. With a stride s, s data that follow one another are as
 one of s times as many channels, of which a kernel has as many taps fewer.
 
@@ -24,7 +24,7 @@ from functools import partial
 
 import ml_dtypes
 import numpy as np
-from tvm import relax, te, tirx, topi
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 from lib.graph import patterns, widen
@@ -77,8 +77,9 @@ def _replacement(lanes: int, kind: str, call: relax.Call) -> Replacement | None:
         return None
     *window, inputs, outputs = shape_of(call.args[1])
     distance, stride = (int(each[axis - 1]) for each in (call.attrs.dilation, call.attrs.strides))
-    found = filters(math.prod(window), kind, distance, stride)
-    chosen = best_filter(found, math.prod(window), shape_of(call)[:-1], axis, (inputs, outputs), kind)
+    taps = math.prod(window)
+    choices = filters(taps, kind, distance, stride)
+    chosen = best_filter(choices, taps, shape_of(call)[:-1], axis, (inputs, outputs), kind)
     if chosen is None:
         return None
     more = widen.computed(outputs, lanes) - outputs
@@ -113,7 +114,7 @@ def _axis(call: relax.Call) -> int:
 
 
 def best_filter(
-    filters: Sequence[Filter], taps: int, rows: Sequence[int], axis: int, channels: tuple[int, int], kind: str = _WIDE
+    choices: Sequence[Filter], taps: int, rows: Sequence[int], axis: int, channels: tuple[int, int], kind: str = _WIDE
 ) -> Filter | None:
     """How a kernel of some taps is computed with the least cost, from and to channels; None as it is defined.
 
@@ -122,7 +123,6 @@ def best_filter(
     products, which stay in a cache.
 
     Args:
-        filters: To choose from.
         rows: The extents of the results without their channels.
         axis: That the kernel is along.
     """
@@ -136,7 +136,7 @@ def best_filter(
         products = share * window * chosen.pieces * (n_tiles + _FROM_MEMORY) * depth * outputs
         return products + _BETWEEN * window * n_tiles * (share * depth + outputs)
 
-    best = min(filters, key=cost, default=None)
+    best = min(choices, key=cost, default=None)
     plain = share * taps * (n_rows + _FROM_MEMORY) * inputs * outputs
     return best if best and cost(best) < _WORTH_IT * plain else None
 
@@ -187,7 +187,7 @@ def convolution(
         *row, o = at
         image, place, others = row[0], row.pop(axis), row[1:]
         block, n, phase = lines.of_result(place)
-        return found[image, block, phase, others[0] if others else 0, n, o]
+        return found[image, block, others[0] if others else 0, phase, n, o]
 
     rows = [results if n == axis else extent for n, extent in enumerate(extents)]
     return te.compute((*rows, int(kernel.shape[-1])), result, name=FUNCTION)
@@ -195,7 +195,7 @@ def convolution(
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The tiles of a padded image: all those of a place along the axis stand together, one place after the other."""
+    """The tiles of a padded image, in blocks of those that begin within a distance, for each place in other axes."""
 
     filter: Filter
     results: int  # tiles along the axis, with results
@@ -213,8 +213,9 @@ class _Tiles:
 
     def begin(self, number: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
         """Where along the axis the data of a tile begin, and where it is in other axes."""
-        tile, distance = number // self.across, self.filter.distance
-        return tile // distance * self.filter.tile * distance + tile % distance, number % self.across
+        distance = self.filter.distance
+        block, other, phase = number // (distance * self.across), number // distance % self.across, number % distance
+        return block * self.filter.tile * distance + phase, other
 
     def of_result(self, place: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
         """The block of tiles that a result along the axis is in, which of a tile's it is, and the tile in the block."""
@@ -229,14 +230,12 @@ def _padded(data: te.Tensor, length: int, axis: int, before: int, stride: int) -
 
     def value(*at: tirx.Var) -> tirx.Expr:
         *row, c = at
-        place = row[axis] * stride + c // channels - before
-        row[axis], n = place, c % channels
+        which, n = (c // channels, c % channels) if stride > 1 else (0, c)
+        place = row[axis] * stride + which - before
+        row[axis] = place
         is_within = tirx.all(place >= 0, place < extents[axis])
         return tirx.if_then_else(is_within, data(*row, n), tirx.const(0, data.dtype))
 
-    if stride == 1:
-        around = [(before, length - before - extent) if n == axis else (0, 0) for n, extent in enumerate(extents)]
-        return topi.nn.pad(data, *([*ends, 0] for ends in zip(*around, strict=True)), name="pad_temp")
     shape = [length if n == axis else extent for n, extent in enumerate(extents)]
     return te.compute((*shape, stride * channels), value, name="pad_temp")
 
@@ -277,16 +276,16 @@ def _product(spread: te.Tensor, kernel: te.Tensor, lines: _Tiles) -> te.Tensor:
 
 
 def _results(product: te.Tensor, lines: _Tiles) -> te.Tensor:
-    """A^T M of each tile: N x blocks x tiles of a block x places in other axes x m x O."""
+    """A^T M of each tile: N x blocks x places in other axes x tiles of a block x m x O."""
     window, images, _, columns = (int(extent) for extent in product.shape)
     chosen, matrix = lines.filter, lines.filter.transforms.result
     position = te.reduce_axis((0, window), "position")
 
-    def result(i: tirx.Var, block: tirx.Var, phase: tirx.Var, other: tirx.Var, n: tirx.Var, o: tirx.Var) -> tirx.Expr:
-        number = (block * chosen.distance + phase) * lines.across + other
+    def result(i: tirx.Var, block: tirx.Var, other: tirx.Var, phase: tirx.Var, n: tirx.Var, o: tirx.Var) -> tirx.Expr:
+        number = (block * lines.across + other) * chosen.distance + phase
         return te.sum(product[position, i, number, o] * entry(matrix, n, position), axis=position)
 
-    shape = (images, lines.results // chosen.distance, chosen.distance, lines.across, chosen.tile, columns)
+    shape = (images, lines.results // chosen.distance, lines.across, chosen.distance, chosen.tile, columns)
     return te.compute(shape, result, name="result_columns")
 
 

@@ -3,21 +3,20 @@
 Data are transformed, multiplied and transformed back in parallel loops of their own (`lib.search.spaces.winograd`), or
 by one task for some tiles that follow one another, which stay in L2:
 
-    parallel (images, blocks.0)
+    parallel (images, blocks.0), or (images, blocks, other axes.0)
         padded data
         transformed data
         products: positions, columns, tiles: a register tile
-        blocks.1, places within a distance, other axes, vectors: results and what follows, in registers
+        blocks.1, other axes, vectors, places within a distance: results and what follows, in registers
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.target import Target
 
 from lib.machine.registers import Registers
@@ -56,32 +55,48 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
 
     found = tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)
     choices = [partial(tiled, replace(tile, dot=dot), first) for tile in found for first in (False, True)]
-    sizes = _task_sizes(schedule, block)
-    heights = {height for size in sizes for height in tiling.divisors(size)}
-    found = tiling.tiles(math.lcm(*heights), extents[roles.columns], machine) if heights else []
-    whole = [
-        Tile(each.lanes, each.vectors, (height,), dot) for each in found for height in each.rows if height in heights
-    ]
-    for tile in whole:
-        of_tile = [size for size in sizes if size % tile.rows[0] == 0]
-        choices.append(partial(_in_blocks, product=block, roles=roles, tile=tile, sizes=of_tile, machine=machine))
+    for sizes in _task_sizes(schedule, block, roles):
+        heights = {height for size in sizes.tiles for height in tiling.divisors(size)}
+        found = tiling.tiles(math.lcm(*heights), extents[roles.columns], machine) if heights else []
+        whole = [replace(each, rows=(height,), dot=dot) for each in found for height in each.rows if height in heights]
+        choices += [
+            partial(_in_blocks, product=block, roles=roles, tile=each, sizes=sizes, machine=machine) for each in whole
+        ]
     return feasible(schedule, choices)
 
 
-def _task_sizes(schedule: Schedule, product: SBlockRV) -> list[int]:
-    """How many tiles a task may have: whole blocks of an image, in all places of other axes."""
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """How many tiles a task may have that computes all of them."""
+
+    axis: int  # of results, that tasks share: blocks (1), or places in other axes (2)
+    tiles: list[int]  # to choose from
+    each: int  # tiles of one place along the axis
+
+    def that_divide(self, schedule: Schedule, height: int) -> ExprRV:
+        """How many places along the axis a task has, whose tiles a height divides."""
+        return primitives.sampled_choice(schedule, [n // self.each for n in self.tiles if n % height == 0])
+
+
+def _task_sizes(schedule: Schedule, product: SBlockRV, roles: Roles) -> list[_Sizes]:
+    """Whole blocks of an image; or of one block, if no tile needs data of others, parts of the places in other axes."""
     [columns] = schedule.get_consumers(product)
-    _, blocks, *in_block = (int(axis.dom.extent) for axis in schedule.get(columns).iter_vars[:4])
-    return [n for n in _TILES if any(n == some * math.prod(in_block) for some in tiling.divisors(blocks)[:-1])]
+    _, blocks, across, phases = (int(axis.dom.extent) for axis in schedule.get(columns).iter_vars[:4])
+    pieces = int(schedule.get(product).iter_vars[roles.reduction[0]].dom.extent)
+    found = [(1, blocks, across * phases)] + ([(2, across, phases)] if pieces == 1 else [])
+    return [
+        _Sizes(axis, [each * n for n in tiling.divisors(extent) if n < extent and each * n in _TILES], each)
+        for axis, extent, each in found
+    ]
 
 
 def _in_blocks(
-    schedule: Schedule, product: SBlockRV, roles: Roles, tile: Tile, sizes: list[int], machine: Registers
+    schedule: Schedule, product: SBlockRV, roles: Roles, tile: Tile, sizes: _Sizes, machine: Registers
 ) -> None:  # fmt: skip
     """Some tiles that follow one another in each task, from their data to their results."""
     channels = primitives.extent_of(schedule, schedule.get_loops(product)[roles.reduction[-1]])
     copy = schedule.cache_write(product, 0, "local")
-    task = _transform_results(schedule, copy, machine, sizes)
+    task = _transform_results(schedule, copy, machine, sizes, tile.rows[0])
     for block in (copy, product):
         schedule.compute_at(block, task, preserve_unit_loops=True)
     _transform_data(schedule, product, tiling.lanes_for(channels, machine), task)
@@ -113,27 +128,27 @@ def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int, within: L
         primitives.pad(schedule, block, within)
 
 
-def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, sizes: Sequence[int] = ()) -> LoopRV:
+def _transform_results(
+    schedule: Schedule, copy: SBlockRV, machine: Registers, sizes: _Sizes | None = None, height: int = 1
+) -> LoopRV:  # fmt: skip
     """Transform products in a parallel loop of its own; returns the loop over its tasks, or over channels in them.
 
     Args:
         copy: The block that reads the accumulators.
-        sizes: A task has all channels of so many tiles, one of these; if there are none, some channels of any.
+        sizes: A task has all channels of so many tiles, a multiple of `height`; None: some channels of any.
     """
     [columns] = schedule.get_consumers(copy)
     last = primitives.following(schedule, columns)
-    image, block, phase, other, result, channel, position = schedule.get_loops(columns)
+    *outer, phase, result, channel, position = schedule.get_loops(columns)
     lanes = tiling.lanes_for(primitives.columns_of(schedule, last), machine)
     channel, lane = schedule.split(channel, [None, lanes])
-    schedule.reorder(image, block, other, channel, phase, result, lane)
+    schedule.reorder(*outer, channel, phase, result, lane)
     if sizes:
-        across = primitives.extent_of(schedule, phase) * primitives.extent_of(schedule, other)
-        counts = [size // across for size in sizes]
-        block, _ = schedule.split(block, [None, primitives.sampled_choice(schedule, counts)])
-        task = schedule.fuse(image, block)
+        shared, _ = schedule.split(outer[sizes.axis], [None, sizes.that_divide(schedule, height)])
+        task = schedule.fuse(*outer[: sizes.axis], shared)
         schedule.parallel(task)
     else:
-        task = channel = in_tasks(schedule, [image, block, other], channel)
+        task = channel = in_tasks(schedule, outer, channel)
     schedule.reverse_compute_at(last, channel, preserve_unit_loops=True)
     *rows, _ = schedule.get_loops(last)[-len(schedule.get(last).iter_vars) :]
     primitives.vectorize_last(schedule, last, lanes)

@@ -63,6 +63,8 @@ CASES = [  # shape, axis, taps, filter, padding before and after; with tiles tha
     ((2, 17, 9, 16), 1, 7, Filter(4, 4, 2), (3, 3)),  # along lines' axis
     ((2, 9, 17, 16), 2, 5, Filter(4, 5, 1), (2, 1)),
     ((1, 5, 120, 16), 2, 5, Filter(3, 3, 2, 2), (4, 4)),
+    ((1, 4, 60, 16), 1, 3, Filter(2, 3, 1), (1, 1)),  # as volumes have them: few along the axis, many beside
+    ((1, 8, 60, 16), 1, 3, Filter(2, 3, 1, 2), (2, 2)),
     ((1, 97, 16), 1, 9, Filter(5, 5, 2), (4, 4)),
     ((1, 97, 16), 1, 3, Filter(6, 3, 1), (1, 1)),
     ((1, 97, 16), 1, 2, Filter(6, 2, 1), (1, 0)),
@@ -93,6 +95,16 @@ def test_tasks_have_a_step_each_or_some_tiles_from_data_to_results(cpu):
     texts = [program.script() for program in programs]
     assert any(is_in_blocks(program) for program in programs)
     assert {text.count("T.parallel(") for text in texts} == {1, 4}  # padding, data, products, results
+
+
+@pytest.mark.parametrize(("chosen", "has_some"), [(Filter(4, 3, 1), True), (Filter(4, 4, 2), False)])
+def test_where_few_tiles_are_along_the_axis_a_task_may_have_some_beside_one_another(cpu, chosen, has_some):
+    """Unless they need what others along the axis do."""
+    given = workload((1, 8, 1568, 16), 1, chosen, 8, 1)
+
+    programs = [each.mod for each in sampled(given, cpu, 16)]
+
+    assert any(map(is_in_blocks, programs)) == has_some
 
 
 def test_of_few_tiles_no_task_has_some(cpu):
