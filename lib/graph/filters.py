@@ -12,9 +12,10 @@ from functools import cache
 
 import numpy as np
 from numpy.polynomial import polynomial
-from tvm import tirx
+from tvm import te, tirx
 
 _POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 4.0)  # beside infinity
+_WIDE = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,18 @@ def entry(matrix: np.ndarray, row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
             here = tirx.all(tirx.EQ(row, i), tirx.EQ(column, j))
             value = tirx.Select(here, tirx.const(float(number), "float32"), value)
     return value
+
+
+def wide(element: tirx.Expr) -> tirx.Expr:
+    """An element as float32."""
+    return element if element.ty.dtype == _WIDE else element.astype(_WIDE)
+
+
+def rounded(transformed: te.Tensor, kind: str) -> te.Tensor:
+    """Transformed data in the element type that products read: rounded once, not by each of these."""
+    if kind == _WIDE:
+        return transformed
+    apart = {"meta_schedule.inline_rule": "disable"}  # were it inlined, each product would round anew what it reads
+    return te.compute(
+        transformed.shape, lambda *at: transformed(*at).astype(kind), name="data_rounded", attrs=apart
+    )  # fmt: skip

@@ -24,7 +24,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax import op
 
 from lib.graph import patterns, widen
-from lib.graph.filters import Transforms, entry, minimal
+from lib.graph.filters import Transforms, entry, minimal, rounded, wide
 from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import dtype, is_call, is_channels_last
 from lib.tir.operators import WINOGRAD_LINES
@@ -192,7 +192,7 @@ def _spread(padded: te.Tensor, tiles: _Tiles, kind: str) -> te.Tensor:
 
     def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
         image, y, x = tiles.begin(number)
-        return _wide(padded(*image, y + line, x + column, channel))
+        return wide(padded(*image, y + line, x + column, channel))
 
     line, column = te.reduce_axis((0, size), "line"), te.reduce_axis((0, size), "column")
     half = te.compute(
@@ -205,10 +205,7 @@ def _spread(padded: te.Tensor, tiles: _Tiles, kind: str) -> te.Tensor:
         lambda a, b, p, c: te.sum(half[p, a, column, c] * entry(matrix, b, column), axis=column),
         name="data_columns",
     )
-    if kind == _WIDE:
-        return spread
-    apart = {"meta_schedule.inline_rule": "disable"}  # were it inlined, each product would round anew what it reads
-    return te.compute(spread.shape, lambda *at: spread(*at).astype(kind), name="data_rounded", attrs=apart)
+    return rounded(spread, kind)
 
 
 def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles) -> te.Tensor:
@@ -222,7 +219,7 @@ def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles) -> te.Tensor:
 
     def product(a: tirx.Var, b: tirx.Var, p: tirx.Var, o: tirx.Var) -> tirx.Expr:
         place = sum((step * tiles.of_image for step in steps), p)
-        factors = _wide(spread(a, b, place, channel)), _wide(kernel(a, b, *steps, channel, o))
+        factors = wide(spread(a, b, place, channel)), wide(kernel(a, b, *steps, channel, o))
         return te.sum(factors[0] * factors[1], axis=[*steps, channel])
 
     return te.compute((size, size, count, columns), product, name="product")
@@ -243,10 +240,6 @@ def _results(product: te.Tensor, transforms: Transforms) -> te.Tensor:
         lambda p, i, j, o: te.sum(lines[p, i, other, o] * entry(matrix, j, other), axis=other),
         name="result_columns",
     )
-
-
-def _wide(element: tirx.Expr) -> tirx.Expr:
-    return element if element.ty.dtype == _WIDE else element.astype(_WIDE)
 
 
 def _tile(call: relax.Call, kind: str, instructions: str) -> int:

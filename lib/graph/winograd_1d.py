@@ -28,7 +28,7 @@ from tvm import relax, te, tirx
 from tvm.relax import op
 
 from lib.graph import patterns, widen
-from lib.graph.filters import Transforms, entry, minimal
+from lib.graph.filters import Transforms, entry, minimal, rounded, wide
 from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import dtype, groups_of, is_call, is_channels_last
 
@@ -38,7 +38,7 @@ _FILTERS = {  # m and r to choose from
     _WIDE: ((4, 2), (6, 2), (3, 3), (4, 3), (6, 3), (4, 4), (4, 5), (5, 5)),
     _NARROW: ((3, 2), (4, 2), (2, 3), (3, 3)),
 }
-_LANES, _WHOLE = 8, 16  # channels that fill a vector, half or whole
+_CHANNELS, _LANES, _WHOLE = 4, 8, 16  # that fill a fourth, a half and all of a vector: of data, results, and strides
 _SIGNAL = 3  # axes: (N, W, C)
 _FROM_MEMORY, _BETWEEN = 10, 8  # cost of an element, in multiplications
 _WORTH_IT = 0.9  # of the multiplications that there were
@@ -76,13 +76,15 @@ def _replacement(lanes: int, kind: str, call: relax.Call) -> Replacement | None:
     if not axis:
         return None
     *window, inputs, outputs = shape_of(call.args[1])
+    more = widen.computed(outputs, lanes) - outputs
     distance, stride = (int(each[axis - 1]) for each in (call.attrs.dilation, call.attrs.strides))
     taps = math.prod(window)
+    if inputs % (_CHANNELS if stride == 1 else _WHOLE) or (outputs + more) % _LANES:
+        return None
     choices = filters(taps, kind, distance, stride)
-    chosen = best_filter(choices, taps, shape_of(call)[:-1], axis, (inputs, outputs), kind)
+    chosen = best_filter(choices, taps, shape_of(call)[:-1], axis, (inputs, outputs + more), kind)
     if chosen is None:
         return None
-    more = widen.computed(outputs, lanes) - outputs
     return Replacement(
         kind=(FUNCTION, chosen, kind, more),
         value=lambda kernel: transformed(widen.padded(1, more, kernel), chosen, kind),
@@ -100,7 +102,7 @@ def _axis(call: relax.Call) -> int:
     if {dtype(call), *map(dtype, call.args)} != {_WIDE}:
         return 0
     data, kernel, attrs = shape_of(call.args[0]), shape_of(call.args[1]), call.attrs
-    if not data or not kernel or not is_channels_last(call) or any(n % _LANES for n in kernel[-2:]):
+    if not data or not kernel or not is_channels_last(call):
         return 0
     window, n_axes = kernel[:-2], len(kernel) - 2
     long = [n for n, taps in enumerate(window) if taps > 1]
@@ -108,9 +110,8 @@ def _axis(call: relax.Call) -> int:
     is_plain = all(before[n] == after[n] == 0 and int(attrs.strides[n]) == 1 for n in range(n_axes) if n not in long)
     if len(long) != 1 or not is_plain:
         return 0
-    [n], (inputs, _) = long, kernel[-2:]
-    is_strided = int(attrs.strides[n]) > 1
-    return 0 if is_strided and (int(attrs.dilation[n]) > 1 or inputs % _WHOLE) else 1 + n
+    [n] = long
+    return 0 if int(attrs.strides[n]) > 1 and int(attrs.dilation[n]) > 1 else 1 + n
 
 
 def best_filter(
@@ -249,17 +250,14 @@ def _spread(padded: te.Tensor, lines: _Tiles, axis: int, kind: str) -> te.Tensor
         first, other = lines.begin(number)
         at = [other] if len(padded.shape) > _SIGNAL else []
         at.insert(axis - 1, first + n * lines.filter.distance)
-        return _wide(padded(image, *at, channel))
+        return wide(padded(image, *at, channel))
 
     spread = te.compute(
         (transforms.window, images, lines.along * lines.across, channels),
         lambda a, i, p, c: te.sum(value(i, p, c) * entry(transforms.data, a, n), axis=n),
         name="data_columns",
     )
-    if kind == _WIDE:
-        return spread
-    apart = {"meta_schedule.inline_rule": "disable"}  # were it inlined, each product would round anew what it reads
-    return te.compute(spread.shape, lambda *at: spread(*at).astype(kind), name="data_rounded", attrs=apart)
+    return rounded(spread, kind)
 
 
 def _product(spread: te.Tensor, kernel: te.Tensor, lines: _Tiles) -> te.Tensor:
@@ -270,7 +268,7 @@ def _product(spread: te.Tensor, kernel: te.Tensor, lines: _Tiles) -> te.Tensor:
 
     def product(a: tirx.Var, i: tirx.Var, p: tirx.Var, o: tirx.Var) -> tirx.Expr:
         factors = spread(a, i, p + piece * step, channel), kernel(a, piece, channel, o)
-        return te.sum(_wide(factors[0]) * _wide(factors[1]), axis=[piece, channel])
+        return te.sum(wide(factors[0]) * wide(factors[1]), axis=[piece, channel])
 
     return te.compute((window, spread.shape[1], lines.results * lines.across, columns), product, name="product")
 
@@ -287,10 +285,6 @@ def _results(product: te.Tensor, lines: _Tiles) -> te.Tensor:
 
     shape = (images, lines.results // chosen.distance, lines.across, chosen.distance, chosen.tile, columns)
     return te.compute(shape, result, name="result_columns")
-
-
-def _wide(element: tirx.Expr) -> tirx.Expr:
-    return element if element.ty.dtype == _WIDE else element.astype(_WIDE)
 
 
 def _emit(

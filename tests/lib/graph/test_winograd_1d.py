@@ -206,6 +206,7 @@ def model(data, taps, outputs=64, **attrs):
         ((1, 300, 64), (3,), {}, 1),
         ((1, 300, 64), (11,), {"dilation": 3, "padding": 15}, 1),
         ((1, 300, 64), (9,), {"padding": 0}, 1),
+        ((1, 300, 12), (17,), {}, 1),
         ((1, 24, 20, 64), (7, 1), {}, 1),
         ((1, 24, 20, 64), (1, 7), {}, 2),
         ((1, 24, 20, 64), (1, 3), {"dilation": [1, 2], "padding": [0, 2, 0, 2]}, 2),
@@ -244,7 +245,7 @@ def test_a_convolution_along_one_axis_is_replaced_with_what_follows_it_fused(cpu
         ((1, 300, 24), (9,), {"strides": 3}),  # no whole vectors side by side
         ((1, 300, 64), (3,), {"groups": 2}),
         ((1, 300, 64), (1,), {}),
-        ((1, 300, 60), (3,), {}),  # no whole vectors
+        ((1, 300, 62), (3,), {}),  # no vectors
         ((1, 24, 20, 64), (3, 3), {}),
         ((1, 24, 20, 64), (1, 7), {"padding": [1, 3, 1, 3]}),  # around the other axis as well
         ((1, 1, 64), (3,), {}),
@@ -263,6 +264,24 @@ def test_whoever_wants_no_winograd_gets_none_along_one_axis_either(cpu):
 
     assert taken.weights["w"].shape == (9, 1, 64, 64)
     assert left.weights["w"].shape == (5, 64, 64)
+
+
+@pytest.mark.parametrize(("outputs", "wider"), [(196, 208), (200, 208), (64, 64)])
+def test_output_channels_are_padded_to_whole_vectors_for_the_products_alone(cpu, outputs, wider):
+    module, weights = model((1, 300, 64), (5,), outputs=outputs)
+    x = np.random.default_rng(1).normal(size=(1, 300, 64)).astype(np.float32)
+    expected = np.maximum(convolved(x, weights["w"], 1, 1, 2, 2), 0)
+
+    module, kernels = reweight.rewrite(module, weights, [winograd_1d.replacement(lanes=16)])
+    [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+    fused = load_module(subgraph.workload)
+    proposals = evolution.sample(fused, cpu.tvm(), 6, known=set(), seed=0)
+
+    assert kernels["w"].shape[-1] == wider
+    assert {proposal.space for proposal in proposals} == {"winograd_1d"}
+    for program in (fused, *(traces.program(fused, each.trace, cpu.tvm()) for each in proposals)):
+        found = run_on(program, cpu.tvm(), [x, kernels["w"]], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 @needs_it
