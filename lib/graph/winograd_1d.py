@@ -42,6 +42,7 @@ _CHANNELS, _LANES, _WHOLE = 4, 8, 16  # that fill a fourth, a half and all of a 
 _SIGNAL = 3  # axes: (N, W, C)
 _FROM_MEMORY, _BETWEEN = 10, 8  # cost of an element, in multiplications
 _WORTH_IT = 0.9  # of the multiplications that there were
+_FARTHEST = 16  # distance of taps: the results of all tiles that begin within it are unrolled
 _MORE, _SIZES = 0.05, range(8, 129)  # of the tiles; of tasks and register tiles
 
 
@@ -143,7 +144,9 @@ def best_filter(
 
 
 def filters(taps: int, kind: str = _WIDE, distance: int = 1, stride: int = 1) -> list[Filter]:
-    """Those for a kernel of some taps: whole, or in pieces that begin where tiles do."""
+    """Those for a kernel of some taps: whole, or in pieces that begin where tiles do; none of taps far apart."""
+    if distance > _FARTHEST:
+        return []
     steps = -(-taps // stride)
     found = [Filter(tile, piece, -(-steps // piece), distance, stride) for tile, piece in _FILTERS[kind]]
     return [each for each in found if each.taps == steps or (each.tile == each.taps and each.pieces > 1)]

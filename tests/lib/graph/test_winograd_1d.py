@@ -174,6 +174,12 @@ def test_a_filter_has_all_taps_whole_or_in_pieces_one_tile_apart(taps, stride):
     assert all(each.pieces == 1 or each.tile == each.taps for each in found)
 
 
+def test_there_is_none_for_taps_whose_tiles_would_be_hundreds_of_lines_of_code():
+    assert winograd_1d.filters(3, distance=16)
+    assert not winograd_1d.filters(3, distance=17)
+    assert winograd_1d.best_filter([], 3, (1, 6144), 1, (64, 128)) is None
+
+
 @pytest.mark.parametrize(("results", "distance"), [(17, 1), (100, 1), (361, 5), (4096, 3), (2, 16)])
 def test_there_are_tiles_for_all_results_and_few_more(results, distance):
     found = winograd_1d.tiles(results, Filter(4, 3, 1, distance))
