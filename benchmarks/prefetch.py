@@ -59,7 +59,7 @@ def main() -> None:
 
 def _is_contraction(workload: tvm.IRModule) -> bool:
     space = fitting(workload, TARGET.tvm())
-    return space is not None and space.name in ("contraction", "winograd")
+    return space is not None and space.name in ("contraction", "winograd", "winograd_1d")
 
 
 def report(table: pd.DataFrame) -> None:
