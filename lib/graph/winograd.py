@@ -38,8 +38,6 @@ _FROM_MEMORY, _THROUGH_CACHE, _THROUGH_MEMORY, _IN_BLOCKS = 10, 14, 45, 8  # cos
 _CACHE = 1 << 23  # elements in float32 that stay in the last cache
 _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
-
-
 _TILES = (2, 4)  # m of the transforms
 
 
