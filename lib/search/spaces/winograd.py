@@ -15,6 +15,7 @@ So one task may as well do all for some lines of tiles, of which they stay in L2
         lines.1, tiles, vectors: results and what follows, in registers
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -48,7 +49,7 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     dot = instruction(schedule.mod["main"], schedule.get(block), roles, machine)
 
     def tiled(tile: Tile, rows_first: bool, sketch: Schedule) -> None:
-        _transform_data(sketch, block, tiling.lanes_for(extents[roles.reduction[-1]], machine))
+        transform_data(sketch, block, roles, tiling.lanes_for(extents[roles.reduction[-1]], machine))
         tile_contraction(sketch, block, roles, tile, rows_first=rows_first)
         [copy] = sketch.get_consumers(block)  # of the accumulators
         _transform_results(sketch, copy, machine)
@@ -59,7 +60,11 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     if across and len(roles.reduction) == 1:  # of volumes it is over frames, too
         found = tiling.tiles(across, extents[roles.columns], machine)
         blocked = [Tile(tile.lanes, tile.vectors, (height,), dot) for tile in found for height in tile.rows]
-        transforms += [partial(_in_blocks, product=block, roles=roles, tile=tile, machine=machine) for tile in blocked]
+        results = partial(_transform_results, machine=machine, in_blocks=True)
+        transforms += [
+            partial(in_blocks, product=block, roles=roles, tile=tile, machine=machine, transform_results=results)
+            for tile in blocked
+        ]
     return feasible(schedule, transforms)
 
 
@@ -71,52 +76,68 @@ def _across(schedule: Schedule, product: SBlockRV) -> int:
     return 0 if height < WINOGRAD_LINES * size else -(-width // size)
 
 
-def _in_blocks(schedule: Schedule, product: SBlockRV, roles: Roles, tile: Tile, machine: Registers) -> None:
-    """Some lines of tiles in each task, from their data to their results."""
+def in_blocks(
+    schedule: Schedule, product: SBlockRV, roles: Roles, tile: Tile, machine: Registers,
+    transform_results: Callable[[Schedule, SBlockRV], LoopRV],
+) -> None:  # fmt: skip
+    """Some tiles that follow one another in each task, from their data to their results.
+
+    Args:
+        transform_results: Cuts what follows the copy of the accumulators into tasks, and returns the loop over them.
+    """
     channels = primitives.extent_of(schedule, schedule.get_loops(product)[roles.reduction[-1]])
     copy = schedule.cache_write(product, 0, "local")
-    task = _transform_results(schedule, copy, machine, in_blocks=True)
+    task = transform_results(schedule, copy)
     for block in (copy, product):
         schedule.compute_at(block, task, preserve_unit_loops=True)
-    _transform_data(schedule, product, tiling.lanes_for(channels, machine), task)
+    transform_data(schedule, product, roles, tiling.lanes_for(channels, machine), task)
     tile_in_task(schedule, product, copy, tile, roles)
 
 
-def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int, within: LoopRV | None = None) -> None:
-    """Transform all data in a parallel loop of its own, or, within a loop, what that needs."""
+def transform_data(
+    schedule: Schedule, product: SBlockRV, roles: Roles, lanes: int, within: LoopRV | None = None
+) -> None:  # fmt: skip
+    """Transform all data in a parallel loop of its own, or, within a loop, what that needs; along one axis or two, as
+    many as the products have positions."""
     [spread] = schedule.get_producers(product)
     is_rounded = schedule.get(spread).init is None
     [columns] = schedule.get_producers(spread) if is_rounded else [spread]
-    [lines] = schedule.get_producers(columns)
-    padding = schedule.get_producers(lines)
+    along = len(roles.batch)
+    lines = schedule.get_producers(columns) if along > 1 else []
+    padding = schedule.get_producers([columns, *lines][-1])
     if within is not None:
         schedule.compute_at(spread, within, preserve_unit_loops=True)
-    a, b, tile, channel, *k = schedule.get_loops(spread)[-len(schedule.get(spread).iter_vars) :]
+    loops = schedule.get_loops(spread)[-len(schedule.get(spread).iter_vars) :]
+    positions, others = loops[:along], loops[along:]
+    k = [] if is_rounded else [others.pop()]
+    *tiles, channel = others
     channel, lane = schedule.split(channel, [None, lanes])
-    schedule.reorder(tile, channel, a, b, *k, lane)
-    around = in_tasks(schedule, [tile], channel) if within is None else channel
+    schedule.reorder(*tiles, channel, *positions, *k, lane)
+    around = in_tasks(schedule, tiles, channel) if within is None else channel
     if is_rounded:
-        for loop in (a, b):
+        for loop in positions:
             schedule.unroll(loop)
         schedule.vectorize(lane)
-        _within(schedule, columns, around, first=0)
+        _within(schedule, columns, around, 0, along)
     else:
-        in_registers(schedule, columns, [a, b], k[0], lane)
-    _within(schedule, lines, around)
+        in_registers(schedule, columns, positions, k[0], lane)
+    for block in lines:
+        _within(schedule, block, around)
     for block in padding:
         primitives.pad(schedule, block, within)
 
 
-def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1) -> None:
+def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1, along: int = 2) -> None:
     """Compute in a task what it reads of a transform, which stays in registers or in L1.
 
     Args:
-        first: Which axis of the block is the first of the two within a tile.
+        first: Which axis of the block is the first of those within a tile.
+        along: How many these are.
     """
     schedule.compute_at(block, task, preserve_unit_loops=True)
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
-    (a, b), (channel, k) = loops[first : first + 2], loops[-2:]
-    in_registers(schedule, block, [a, b], k, channel)
+    channel, k = loops[-2:]
+    in_registers(schedule, block, loops[first : first + along], k, channel)
     schedule.set_scope(block, 0, "local")
 
 

@@ -22,11 +22,11 @@ from tvm.target import Target
 from lib.machine.registers import Registers
 from lib.search.spaces import primitives, tiling
 from lib.search.spaces.contraction import instruction
-from lib.search.spaces.microkernel import tile_contraction, tile_in_task
+from lib.search.spaces.microkernel import tile_contraction
 from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import feasible
 from lib.search.spaces.tiling import Tile
-from lib.search.spaces.winograd import in_registers, in_tasks
+from lib.search.spaces.winograd import in_blocks, in_registers, in_tasks, transform_data
 from lib.tir.operators import WINOGRAD_1D, core_operator, operators
 
 _TILES = range(8, 129)  # of a task
@@ -48,7 +48,7 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     dot = instruction(schedule.mod["main"], schedule.get(block), roles, machine)
 
     def tiled(tile: Tile, rows_first: bool, sketch: Schedule) -> None:
-        _transform_data(sketch, block, lanes)
+        transform_data(sketch, block, roles, lanes)
         tile_contraction(sketch, block, roles, tile, rows_first=rows_first)
         [copy] = sketch.get_consumers(block)  # of the accumulators
         _transform_results(sketch, copy, machine)
@@ -59,9 +59,11 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
         heights = {height for size in sizes.tiles for height in tiling.divisors(size)}
         found = tiling.tiles(math.lcm(*heights), extents[roles.columns], machine) if heights else []
         whole = [replace(each, rows=(height,), dot=dot) for each in found for height in each.rows if height in heights]
-        choices += [
-            partial(_in_blocks, product=block, roles=roles, tile=each, sizes=sizes, machine=machine) for each in whole
-        ]
+        for tile in whole:
+            results = partial(_transform_results, machine=machine, sizes=sizes, height=tile.rows[0])
+            choices.append(
+                partial(in_blocks, product=block, roles=roles, tile=tile, machine=machine, transform_results=results)
+            )
     return feasible(schedule, choices)
 
 
@@ -88,44 +90,6 @@ def _task_sizes(schedule: Schedule, product: SBlockRV, roles: Roles) -> list[_Si
         _Sizes(axis, [each * n for n in tiling.divisors(extent) if n < extent and each * n in _TILES], each)
         for axis, extent, each in found
     ]
-
-
-def _in_blocks(
-    schedule: Schedule, product: SBlockRV, roles: Roles, tile: Tile, sizes: _Sizes, machine: Registers
-) -> None:  # fmt: skip
-    """Some tiles that follow one another in each task, from their data to their results."""
-    channels = primitives.extent_of(schedule, schedule.get_loops(product)[roles.reduction[-1]])
-    copy = schedule.cache_write(product, 0, "local")
-    task = _transform_results(schedule, copy, machine, sizes, tile.rows[0])
-    for block in (copy, product):
-        schedule.compute_at(block, task, preserve_unit_loops=True)
-    _transform_data(schedule, product, tiling.lanes_for(channels, machine), task)
-    tile_in_task(schedule, product, copy, tile, roles)
-
-
-def _transform_data(schedule: Schedule, product: SBlockRV, lanes: int, within: LoopRV | None = None) -> None:
-    """Transform all data in a parallel loop of its own, or, within a loop, what that needs."""
-    [spread] = schedule.get_producers(product)
-    is_rounded = schedule.get(spread).init is None
-    [columns] = schedule.get_producers(spread) if is_rounded else [spread]
-    padding = schedule.get_producers(columns)
-    if within is not None:
-        schedule.compute_at(spread, within, preserve_unit_loops=True)
-    position, image, tile, channel, *place = schedule.get_loops(spread)[-len(schedule.get(spread).iter_vars) :]
-    channel, lane = schedule.split(channel, [None, lanes])
-    schedule.reorder(image, tile, channel, position, *place, lane)
-    around = in_tasks(schedule, [image, tile], channel) if within is None else channel
-    if is_rounded:
-        schedule.unroll(position)
-        schedule.vectorize(lane)
-        schedule.compute_at(columns, around, preserve_unit_loops=True)
-        position, *_, lane, place = schedule.get_loops(columns)[-len(schedule.get(columns).iter_vars) :]
-        in_registers(schedule, columns, [position], place, lane)
-        schedule.set_scope(columns, 0, "local")
-    else:
-        in_registers(schedule, columns, [position], place[0], lane)
-    for block in padding:
-        primitives.pad(schedule, block, within)
 
 
 def _transform_results(
