@@ -5,11 +5,12 @@
 
 The sides are stock MetaSchedule (rounds of 64 trials, its default), stock in rounds of 10, which is as soon as this
 tuner looks at all subgraphs, stock with 512 trials a subgraph, this tuner's search in stock's space, and in its own
-spaces. All tune the same subgraphs of the same graph, without Winograd's convolutions, Strassen's products and wider
-channels, and stock's builder is spared the 13 s of imports that it takes for each round as shipped. FOLDER gets
-`trials.parquet`, each trial with the model's estimated latency after it and the traces that won, and
-`winners.parquet`, the winners of all sides timed in turn. What stands in the first is not tuned again. Nothing else may
-run on the machine.
+spaces, each with cost models that know nothing before the first trial, and with the base models that the project has,
+which learned from other models. All tune the same subgraphs of the same graph, without Winograd's convolutions,
+Strassen's products and wider channels, and stock's builder is spared the 13 s of imports that it takes for each round
+as shipped. FOLDER gets `trials.parquet`, each trial with the model's estimated latency after it and the traces that
+won, and `winners.parquet`, the winners of all sides timed in turn. What stands in the first is not tuned again. Nothing
+else may run on the machine.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from lib.models.source import Source
 from lib.search.evolution import SearchConfig
 from lib.tir.traces import EMPTY_TRACE
 from lib.tuning import history
+from lib.tuning.base import NONE, BaseModels, base_models, stock_base_models
 from lib.tuning.planning import PlanConfig
 
 TARGET = targets.cpu_target()
@@ -68,8 +70,8 @@ def by_stock(trials_per_round: int) -> Callable[[Sequence[Subgraph], int, int, P
     return tune
 
 
-def by_ours(spaces: str) -> Callable[[Sequence[Subgraph], int, int, Path], pd.DataFrame]:
-    """This tuner's rounds in spaces of `SearchConfig`."""
+def by_ours(spaces: str, bases: BaseModels = NONE) -> Callable[[Sequence[Subgraph], int, int, Path], pd.DataFrame]:
+    """This tuner's rounds in spaces of `SearchConfig`, with cost models that begin anew or with base models."""
 
     def tune(subgraphs: Sequence[Subgraph], trials: int, seed: int, folder: Path) -> pd.DataFrame:
         run = RunFiles(folder)
@@ -79,7 +81,7 @@ def by_ours(spaces: str) -> Callable[[Sequence[Subgraph], int, int, Path], pd.Da
 
         count = rounds.tune(
             subgraphs, TARGET, run, ended, plan=PlanConfig(), timing=MeasureConfig(),
-            search=SearchConfig(spaces=spaces), seed=seed,
+            search=SearchConfig(spaces=spaces), seed=seed, bases=bases,
         )  # fmt: skip
         measured = curves.of_run(run.folder).head(trials)  # without what the last round has beyond
         parts = [tables.read(files.candidates, schemas.CANDIDATES).to_pandas() for files in run.rounds(count)]
@@ -96,7 +98,9 @@ WAYS = {
     "stock, rounds of 10": Way(by_stock(10)),
     "stock, 512 a subgraph": Way(by_stock(stock.ROUND), trials_per_subgraph=512),
     "ours in stock's space": Way(by_ours("metaschedule")),
+    "ours in stock's space, base models": Way(by_ours("metaschedule", stock_base_models(TARGET.instructions))),
     "ours": Way(by_ours("own")),
+    "ours, base models": Way(by_ours("own", base_models(TARGET.instructions))),
 }
 
 

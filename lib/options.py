@@ -27,7 +27,7 @@ from lib.models.zoo import catalogue
 from lib.search.evolution import METASCHEDULE, RECORDED, SearchConfig
 from lib.search.spaces import table
 from lib.tuning import runs
-from lib.tuning.base import BaseModels, base_models
+from lib.tuning.base import BaseModels, base_models, stock_base_models
 from lib.tuning.cost_model import TrainConfig
 from lib.tuning.memory import Memory, MemoryConfig
 from lib.tuning.planning import PlanConfig
@@ -227,10 +227,10 @@ class Options:
 
     @property
     def base_models(self) -> BaseModels:
-        """What cost models begin with on this target. They know this project's spaces; in MetaSchedule's they cost
-        trials."""
-        is_known = self.search.spaces != METASCHEDULE
-        return base_models(self.compile_target.instructions, use=is_known and self.train.base == "yes")
+        """What cost models begin with on this target: those of this project's spaces cost trials in MetaSchedule's,
+        which has its own."""
+        known = stock_base_models if self.search.spaces == METASCHEDULE else base_models
+        return known(self.compile_target.instructions, use=self.train.base == "yes")
 
     @cached_property
     def memory(self) -> Memory | None:

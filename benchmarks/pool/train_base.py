@@ -1,7 +1,7 @@
 """Train the base models of a class of targets from recorded pools, and write their card.
 
     python benchmarks/pool/train_base.py --pools FOLDER ... --out lib/tuning/base_models/avx512 [--without MODEL ...]
-        [--beside FOLDER ...] [--disturbed] [--operators OPERATOR ... --add]
+        [--beside FOLDER ...] [--disturbed] [--operators OPERATOR ... --add] [--stock]
 
 Pools of another class of targets may be trained on beside the class's own: features say how many lanes a machine has.
 Trained on is what was measured while the anchor was about as fast as ever, or with `--disturbed` all; foretold is only
@@ -12,7 +12,8 @@ model of the pools in turn, all its subgraphs are kept from training, and those 
 the order in which they were foretold, is than the fastest of all of them; the geometric mean over subgraphs. Programs
 of a pool are in part those that an earlier model liked; those of MetaSchedule's space are left out where a subgraph has
 a space of this project by now, and where it has none, models see of them what traces say: there are too few for what
-`PerStoreFeature` says of lowered programs beside it.
+`PerStoreFeature` says of lowered programs beside it. With `--stock` models learn from programs of MetaSchedule's space
+alone, and see all of that (`lib.tuning.base.stock_base_models`).
 """
 
 import argparse
@@ -51,13 +52,19 @@ class Pool:
     """Recorded programs, a row for each measurement: features, subgraph, core operator, latency, what it may be
     compared with, and whether it was undisturbed and is of the class's own. And which model has what."""
 
-    def __init__(self, folders: list[Path], beside: list[Path]) -> None:
-        parts = [_measured(folder) for folder in [*folders, *beside]]
+    def __init__(self, folders: list[Path], beside: list[Path], of_stock: bool = False) -> None:
+        """Read it.
+
+        Args:
+            of_stock: Programs of MetaSchedule's space alone, with what is known of them lowered.
+        """
+        parts = [_measured(folder, of_stock) for folder in [*folders, *beside]]
         rows = pd.concat([rows for rows, _ in parts], ignore_index=True)
         self.is_quiet = rows["is_quiet"].to_numpy(bool)
         self.is_own = np.repeat([True] * len(folders) + [False] * len(beside), [len(found) for found, _ in parts])
         self.features = np.concatenate([features for _, features in parts])
-        self.features[:, len(nest.NAMES) :] = np.nan
+        if not of_stock:
+            self.features[:, len(nest.NAMES) :] = np.nan
         self.subgraphs, self.operators = rows["subgraph_id"].to_numpy(str), rows["operator"].to_numpy(str)
         self.latencies, self.groups = rows["latency"].to_numpy(float), rows["group"].to_numpy(str)
         self.lowerings = sorted({row["lowering"] for folder in folders for row in _conditions(folder)})
@@ -70,7 +77,7 @@ class Pool:
         return Samples(self.features[chosen], self.groups[chosen], self.latencies[chosen])
 
 
-def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
+def _measured(folder: Path, of_stock: bool) -> tuple[pd.DataFrame, np.ndarray]:
     """The measurements of a pool with the programs' features, and whether its anchor was as fast as ever then.
 
     Those of a subgraph of one moment are a group: a machine that is slower an hour later tells nothing of programs.
@@ -78,7 +85,8 @@ def _measured(folder: Path) -> tuple[pd.DataFrame, np.ndarray]:
     candidates = tables.read(folder / "candidates.parquet", CANDIDATES)
     described = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).select(["subgraph_id", "core_operator"])
     operator = dict(described.to_pandas().to_numpy())
-    candidates = _of_spaces_of_now(candidates, folder)
+    is_stock = pc.equal(candidates["space"], METASCHEDULE)
+    candidates = candidates.filter(is_stock) if of_stock else _of_spaces_of_now(candidates, folder)
     place = {key: n for n, key in enumerate(candidates["candidate_id"].to_pylist())}
     paths = [folder / f"{name}.parquet" for name in ("measurements", "again")]
     found = pa.concat_tables([tables.read(path, MEASUREMENTS) for path in paths if path.exists()])
@@ -180,8 +188,9 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=_LEAST_FORETOLD, help="groups that must be foretold")
     parser.add_argument("--add", action="store_true", help="to the models that are there, of other operators")
     parser.add_argument("--disturbed", action="store_true", help="train on what was measured in disturbed moments, too")
+    parser.add_argument("--stock", action="store_true", help="of programs of MetaSchedule's space alone")
     given = parser.parse_args()
-    pool = Pool(given.pools, given.beside)
+    pool = Pool(given.pools, given.beside, given.stock)
     usable = pool.is_quiet | given.disturbed
     left_out = set().union(*(pool.models[name] for name in given.without))
     kept = set().union(*(found for name, found in pool.models.items() if name not in given.without)) - left_out

@@ -2,7 +2,8 @@
 
 There is one for each core operator and class of targets, made by `benchmarks/pool/train_base.py` from recorded
 measurements and kept in `lib/tuning/base_models/<class>/`: the models, and a card that says what they were trained on
-and how well each foretells models that it has not seen.
+and how well each foretells models that it has not seen. Those of `<class>_metaschedule` learned from programs of
+MetaSchedule's space, for runs in which all subgraphs are tuned there.
 """
 
 import json
@@ -83,6 +84,11 @@ def base_models(target_class: str, use: bool = True) -> BaseModels:
         return NONE
     like = {FOLDER / other: unlike for other, unlike in _LIKE.get(target_class, {}).items()}
     return BaseModels(FOLDER / target_class, like)
+
+
+def stock_base_models(target_class: str, use: bool = True) -> BaseModels:
+    """Those that know MetaSchedule's space, on a class of targets; none if this project has none, or not to be used."""
+    return BaseModels(FOLDER / f"{target_class}_metaschedule") if use and target_class else NONE
 
 
 def bases_of(subgraphs: pa.Table, families: pa.Table, bases: BaseModels) -> dict[str, Base | None]:

@@ -6,7 +6,7 @@ import pytest
 
 from lib.contracts.schemas import FAMILIES, FEATURE_VERSION, N_FEATURES, SUBGRAPHS
 from lib.tuning import base
-from lib.tuning.base import CARD, FOLDER, NONE, BaseModels, base_models, bases_of
+from lib.tuning.base import CARD, FOLDER, NONE, BaseModels, base_models, bases_of, stock_base_models
 from lib.tuning.cost_model import train
 from tests.lib.tuning.test_cost_model import CONFIG, synthetic
 
@@ -62,6 +62,15 @@ def test_another_class_of_targets_has_no_base_models_and_nobody_has_to_use_them(
     for models in (base_models(""), base_models("sparc"), base_models("avx512", use=False), NONE):
         assert models.of("matmul") is None
     assert base_models("avx512").of("matmul") is not None
+
+
+def test_metaschedules_space_has_models_of_its_own():
+    own, stock = base_models("avx512x2"), stock_base_models("avx512x2")
+
+    for operator in ("matmul", "conv2d", "conv2d_1x1", "depthwise_conv2d"):
+        assert stock.of(operator) not in (own.of(operator), None)
+    for models in (stock_base_models(""), stock_base_models("avx2"), stock_base_models("avx512x2", use=False)):
+        assert models.of("matmul") is None
 
 
 def test_neon_begins_with_what_avx2_taught():
