@@ -35,7 +35,7 @@ class _Layer(nn.Module):
         self.key, self.value = (_linear(width, kv_heads * self.size) for _ in range(2))
         self.gate, self.up, self.down = _linear(width, inner), _linear(width, inner), _linear(inner, width)
 
-    def forward(self, x: torch.Tensor, angles: tuple, keys: torch.Tensor, values: torch.Tensor) -> tuple:  # type: ignore[type-arg]
+    def forward(self, x: torch.Tensor, angles: tuple, keys: torch.Tensor, values: torch.Tensor) -> tuple:
         y = self.norm(x)
         query = _turned(self.query(y).view(1, 1, self.heads, -1).transpose(1, 2), *angles)
         key = _turned(self.key(y).view(1, 1, self.kv_heads, -1).transpose(1, 2), *angles)
@@ -59,7 +59,7 @@ class _Token(nn.Module):
         self.layers = nn.ModuleList(_Layer(width, heads, kv_heads, inner) for _ in range(layers))
         self.norm, self.logits = nn.RMSNorm(width), _linear(width, 8192)
 
-    def forward(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, **past: torch.Tensor) -> tuple:  # type: ignore[type-arg]
+    def forward(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, **past: torch.Tensor) -> tuple:
         present = []
         for n, layer in enumerate(self.layers):
             x, *both = layer(x, (cosines, sines), past[f"key_{n}"], past[f"value_{n}"])
