@@ -6,11 +6,11 @@ from lib.contracts.errors import ConfigError, TargetError
 from lib.graph import (
     attention,
     carrying,
+    dot_products,
     lookups,
     packing,
     pixels,
     precision,
-    queries,
     reweight,
     signed,
     splitting,
@@ -100,7 +100,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         choices = [images, winograd_1d.replacement(lanes, is_narrow=is_narrow), *choices]
     if widened:
         choices = [taps.replacement(machine.lanes), *choices]
-    model = queries.of_one(model)
+    model = dot_products.read_as_they_lie(model, is_narrow=is_narrow)
     if config.attention == "auto":
         dot = next((dot for dot in machine.dots if is_narrow and dot.data == BF16.data), None)
         model = attention.fuse(model, dot, machine.lanes)

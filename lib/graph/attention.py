@@ -49,7 +49,7 @@ def fuse(model: Model, dot: Dot | None, lanes: int) -> Model:
     module = rewrite(model.module, [Rule(FUNCTION, ("relax.matmul", "relax.einsum"), partial(_fused, dot, lanes))])
     if tvm_ffi.structural_equal(module, model.module):
         return model
-    return reweight.padded_once(Model(module, model.weights))
+    return reweight.made_once(Model(module, model.weights))
 
 
 @dataclass(frozen=True, slots=True)

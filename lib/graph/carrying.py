@@ -50,7 +50,7 @@ def carried(model: Model, lanes: int, *, reads_all: bool = False) -> Model:
         return model
     module = mutated(_Carrier(model.module, found, lanes, reads_all=reads_all), model.module)
     module = transform.DeadCodeElimination()(transform.CanonicalizeBindings()(module))
-    return reweight.padded_once(Model(module, model.weights))
+    return reweight.made_once(Model(module, model.weights))
 
 
 class _Survey:

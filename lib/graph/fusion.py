@@ -12,7 +12,19 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
-from lib.graph import casts, concatenation, enlarging, gates, halts, padding, parts, patterns, recurrence, selection
+from lib.graph import (
+    casts,
+    concatenation,
+    enlarging,
+    gates,
+    halts,
+    padding,
+    parts,
+    patterns,
+    recurrence,
+    scatter,
+    selection,
+)
 from lib.graph.legalize import legalize_ops
 from lib.graph.rewrite import Rule, rewrite, value_of
 from lib.tir import analysis, lowering
@@ -86,7 +98,8 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         *lowering.passes(target).library_dispatch_passes(target),
     ]
     with target:
-        module = selection.in_vectors(module) if target.kind.name == "llvm" else module  # TVM's passes sort
+        if target.kind.name == "llvm":  # before TVM's passes sort
+            module = scatter.in_rows(selection.in_vectors(module), target)
         module = recurrence.in_programs(module)
         module = padding.into_convolutions(casts.by_readers(tvm.transform.Sequential(passes)(module)))
         module = parts.read_in_place(concatenation.place_parts(module))

@@ -6,7 +6,7 @@ kind of layer it is (`lib.tir.recurrence`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -17,7 +17,8 @@ from lib.graph.rewrite import Rewriter, constant, dtype, is_call, rewrite, rule,
 from lib.tir.recurrence import LANES, Layer, recurrence
 
 FUNCTION = "recurrence"  # name of the functions, for people
-MOST_ROWS = 16  # sequences of a batch; the products of more are faster as operators
+_MOST_ROWS = 16  # sequences that go through a step together
+_ACCUMULATORS = 30  # registers for sums of 16 units, of AVX-512: of others, a few sequences more or less fit better
 _CALL = "relax.call_pure_packed"
 _STANDS_FOR = f"lib.{FUNCTION}"
 
@@ -56,7 +57,11 @@ def emit(
         before: The states before the first step, (d, b, k) each; None: zeros.
     """
     n_directions, n_gates, units, _ = weights.inputs.shape
-    steps, batch = (static_shape(x) or ())[:2]
+    steps, given = (static_shape(x) or ())[:2]
+    parts, rows = shared_out(given, n_gates)
+    layer, batch = replace(layer, parts=parts), parts * rows
+    if batch > given:
+        x = builder.emit(relax.op.nn.pad(x, [0, 0, 0, batch - given, 0, 0], "constant", 0.0))
     biases, of_reset = weights.biases.copy(), np.zeros((n_directions, units), np.float32)
     if layer.kind == "gru":
         of_reset, biases[1, :, 2] = weights.biases[1, :, 2], 0
@@ -67,13 +72,16 @@ def emit(
     split = builder.emit(relax.op.reshape(products, (steps, batch, n_directions, n_vectors, n_gates, LANES)))
     packed = _in_vectors(weights.recurrent.transpose(0, 3, 1, 2)).transpose(0, 2, 1, 3, 4)[..., None]
     call = relax.op.call_pure_packed(
-        _STANDS_FOR, constant(packed), split, _states(builder, before, (n_directions, batch, units), whole - units),
+        _STANDS_FOR, constant(packed), split,
+        _states(builder, before, (n_directions, given, units), (batch - given, whole - units)),
         constant(_in_vectors(of_reset[:, None])[:, :, 0]), layer.text,
         ty_args=relax.TensorType((steps + layer.keeps_cell, n_directions, batch, whole), "float32"),
     )  # fmt: skip
     shown = builder.emit(call)
     if whole > units:
         shown = _part(builder, shown, 3, 0, units)
+    if batch > given:
+        shown = _part(builder, shown, 2, 0, given)
     all_steps = _part(builder, shown, 0, 0, steps) if layer.keeps_cell else shown
     turns = [0 if is_reverse else steps - 1 for is_reverse in layer.is_reverse]
     ends = [_part(builder, _part(builder, shown, 1, d, d + 1), 0, t, t + 1) for d, t in enumerate(turns)]
@@ -84,16 +92,33 @@ def emit(
     return Results(all_steps, h, builder.emit(relax.op.squeeze(_part(builder, shown, 0, steps, steps + 1), [0])))
 
 
+def shared_out(batch: int, gates: int) -> tuple[int, int]:
+    """How many parts a batch has, and the sequences of each: together no fewer than it has, and as few as they can be
+    where two cores have as many parts each, and sums of several sequences fit into registers with all their gates."""
+    if batch <= _MOST_ROWS:
+        return 1, batch
+
+    def cost(rows: int) -> float:
+        together = max(n for n in range(1, rows + 1) if rows % n == 0 and n * gates <= _ACCUMULATORS)
+        return 2 * -(-batch // (2 * rows)) * rows * (1 + 1 / together)
+
+    rows = min(range(_MOST_ROWS, 3, -1), key=cost)
+    return -(-batch // rows), rows
+
+
 def _states(
-    builder: relax.BlockBuilder, before: Sequence[relax.Expr | None], shape: tuple[int, ...], more: int
+    builder: relax.BlockBuilder, before: Sequence[relax.Expr | None], shape: tuple[int, ...], more: tuple[int, int]
 ) -> relax.Expr:
-    """The states before the first step, (states, d, b, whole vectors): a constant if they are."""
+    """The states before the first step, (states, d, b, whole vectors), with so many more sequences and units of zeros:
+    a constant if they are."""
     given = [constant(np.zeros(shape, np.float32)) if each is None else each for each in before]
     if all(isinstance(each, tvm.ir.Constant) for each in given):
-        return constant(np.pad(np.stack([value_of(each) for each in given]), [(0, 0), (0, 0), (0, 0), (0, more)]))
+        return constant(np.pad(np.stack([value_of(each) for each in given]), [(0, 0), (0, 0), *((0, n) for n in more)]))
     parts = [builder.emit(relax.op.expand_dims(each, 0)) for each in given]  # no `stack`: ConvertLayout fails on it
     states = builder.emit(relax.op.concat(parts, axis=0)) if len(parts) > 1 else parts[0]
-    return builder.emit(relax.op.nn.pad(states, [0, 0, 0, 0, 0, 0, 0, more], "constant", 0.0)) if more else states
+    if not any(more):
+        return states
+    return builder.emit(relax.op.nn.pad(states, [0, 0, 0, 0, 0, more[0], 0, more[1]], "constant", 0.0))
 
 
 def _part(builder: relax.BlockBuilder, tensor: relax.Expr, axis: int, begin: int, end: int) -> relax.Var:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
@@ -14,6 +15,8 @@ from lib.graph import patterns
 from lib.graph.fusion import Model
 from lib.graph.rewrite import dtype, is_call, static_shape
 from lib.tir import gaps
+
+_NARROW = "bfloat16"
 
 Emit = Callable[[relax.BlockBuilder, relax.Call, Sequence[relax.Expr]], relax.Expr]
 
@@ -64,41 +67,50 @@ def replaced(model: Model, choices: Sequence[Choose]) -> Model:
     return Model(module, {**model.weights, **changed}) if changed else model
 
 
-def padded_once(model: Model) -> Model:
-    """The model with weights that all their readers pad alike as weights that are padded when it is compiled."""
-    function = model.module["main"]
-    found = {param: widths[0] for param, readers in _readers(function).items()
-             if str(param.name) in model.weights and (widths := list(map(_zeros_around, readers)))
-             and widths[0] is not None and all(width == widths[0] for width in widths)}  # fmt: skip
+def made_once(model: Model) -> Model:
+    """The model with weights that all their readers pad alike, or round, as weights that are so when it is compiled."""
+    found = {param: changes[0] for param, readers in _readers(model.module["main"]).items()
+             if str(param.name) in model.weights and (changes := list(map(_change, readers)))
+             and changes[0] is not None and all(change == changes[0] for change in changes)}  # fmt: skip
     if not found:
         return model
-    changed = {str(param.name): np.pad(model.weights[str(param.name)], width) for param, width in found.items()}
-    return Model(_Padder(model.module, changed).rewritten(function, found), {**model.weights, **changed})
+    made = {(name := str(param.name)): _changed(model.weights[name], change) for param, change in found.items()}
+    return Model(_Made(model.module, made).rewritten(model.module["main"], found), {**model.weights, **made})
 
 
-def _zeros_around(reader: relax.Expr) -> tuple[tuple[int, int], ...] | None:
-    """What a call pads its argument with, if that is zeros; None of other calls."""
+_Change = tuple[tuple[int, int], ...] | str  # zeros before and after each axis; or an element type
+
+
+def _change(reader: relax.Expr) -> _Change | None:
+    """What a call makes of its argument alone, if that is zeros around it, or rounding; None of other calls."""
+    if is_call(reader, "relax.astype") and str(reader.attrs.dtype) == _NARROW:
+        return _NARROW
     if not is_call(reader, "relax.nn.pad") or str(reader.attrs.pad_mode) != "constant" or reader.attrs.pad_value:
         return None
     ends = [int(n) for n in reader.attrs.pad_width]
     return tuple(zip(ends[::2], ends[1::2], strict=True))
 
 
+def _changed(weight: np.ndarray, change: _Change) -> np.ndarray:
+    return weight.astype(ml_dtypes.bfloat16) if isinstance(change, str) else np.pad(weight, change)
+
+
 @mutator
-class _Padder(PyExprMutator):
-    def __init__(self, module: tvm.IRModule, changed: Mapping[str, np.ndarray]) -> None:
+class _Made(PyExprMutator):
+    def __init__(self, module: tvm.IRModule, made: Mapping[str, np.ndarray]) -> None:
         super().__init__(module)
-        self._changed = changed
-        self._padded: set[relax.Var] = set()
+        self._values = made
+        self._made: set[relax.Var] = set()
 
     def rewritten(self, function: relax.Function, found: Collection[relax.Var]) -> tvm.IRModule:
-        """The module with its `main` without these pads."""
+        """The module with its `main` without what was done to these weights."""
         params = []
         for param in function.params:
             if param in found:
-                new = relax.Var(str(param.name), relax.TensorType(self._changed[str(param.name)].shape, dtype(param)))
+                value = self._values[str(param.name)]
+                new = relax.Var(str(param.name), relax.TensorType(value.shape, str(value.dtype)))
                 self.set_var_remap(param, new)
-                self._padded.add(new)
+                self._made.add(new)
                 param = new
             params.append(param)
         body = self.visit_with_new_scope(function.body)
@@ -108,7 +120,7 @@ class _Padder(PyExprMutator):
 
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(old)
-        return call.args[0] if is_call(call, "relax.nn.pad") and call.args[0] in self._padded else call
+        return call.args[0] if is_call(call, "relax.nn.pad", "relax.astype") and call.args[0] in self._made else call
 
 
 def _readers(function: relax.Function) -> dict[relax.Var, list[relax.Expr]]:

@@ -53,19 +53,13 @@ def _activations(given: Mapping[str, Any], operator: str, n_directions: int) -> 
     return [name.lower() for name in named or _USUAL[operator] * n_directions]
 
 
-def whole(node: onnx.NodeProto, graph: Graph, most_steps: int) -> Nodes:
-    """The node itself, without results that nobody reads, if its layer can be one program; else None.
-
-    Args:
-        most_steps: That are taken apart: with more, a layer is one program however large its batch is.
-    """
+def whole(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """The node itself, without results that nobody reads, if its layer can be one program; else None."""
     asked, weights = Asked.of(node, graph), [name for name in node.input[1:4] if name]
     if asked is None or not graph.has_loops or graph.dtype(node.input[0]) != np.float32:
         return None
     n_each = len(asked.activations) // asked.n_directions
     is_alike = asked.activations == asked.activations[:n_each] * asked.n_directions
-    if asked.batch > recurrence.MOST_ROWS and asked.seq <= most_steps:
-        return None
     if not is_alike or not set(asked.activations) <= set(ACTIVATIONS) or any(graph.value(w) is None for w in weights):
         return None
     kept = graph.changed(node, {_WHOLE: 1})

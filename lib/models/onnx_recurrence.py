@@ -66,19 +66,19 @@ Step = Callable[[_Cell, str, str, str], tuple[str, str]]  # x, h, c -> h, c
 
 def lstm(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
-    return whole(node, graph, _MOST_STEPS) or _recurrence(node, graph, 4, _lstm_step)
+    return whole(node, graph) or _recurrence(node, graph, 4, _lstm_step)
 
 
 def gru(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
     if attributes(node, linear_before_reset=0)["linear_before_reset"]:
-        return whole(node, graph, _MOST_STEPS) or _recurrence(node, graph, 3, _gru_after)
+        return whole(node, graph) or _recurrence(node, graph, 3, _gru_after)
     return _recurrence(node, graph, 3, _gru_before)
 
 
 def rnn(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """See `onnx_decompositions`."""
-    return whole(node, graph, _MOST_STEPS) or _recurrence(node, graph, 1, _rnn_step)
+    return whole(node, graph) or _recurrence(node, graph, 1, _rnn_step)
 
 
 def _lstm_step(cell: _Cell, x: str, h: str, c: str) -> tuple[str, str]:

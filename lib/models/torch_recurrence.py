@@ -67,15 +67,10 @@ def _name(node: Any) -> str:
 
 
 def _fits(node: Any) -> bool:
-    """Not with projections, whose weights are one more of each direction; nor of large batches."""
-    x, _, weights, has_biases, n_layers, *_, is_both_ways, is_batch_first = node.args
+    """Not with projections, whose weights are one more of each direction."""
+    x, _, weights, has_biases, n_layers, *_, is_both_ways, _ = node.args
     each = 4 if has_biases else 2
-    shape = x.meta["val"].shape
-    return (
-        len(weights) == each * n_layers * (2 if is_both_ways else 1)
-        and len(shape) == 3
-        and int(shape[0 if is_batch_first else 1]) <= recurrence.MOST_ROWS
-    )
+    return len(weights) == each * n_layers * (2 if is_both_ways else 1) and len(x.meta["val"].shape) == 3
 
 
 def _converted(kind: _Kind, node: Any, importer: Any) -> relax.Expr:

@@ -3,10 +3,11 @@
 What a step's inputs contribute is computed before, for all steps at once, in one product. What is left of a step is one
 row's product with the weights of the recurrence, for each sequence of the batch, and the arithmetic of its gates. As
 operators these are a graph that grows with the number of steps, and a kernel or two for each of them; here the steps
-are a loop, and the directions, which never meet, may be tasks (`lib.search.spaces.recurrence`).
+are a loop, and what never meets, directions and parts of the batch, may be tasks (`lib.search.spaces.recurrence`).
 
 Shapes: n steps, d directions, b sequences, k units, g gates; units are counted in j vectors of `LANES`, the last one
-filled up with units whose weights, inputs and states are zeros, so that they stay zeros.
+filled up with units whose weights, inputs and states are zeros, so that they stay zeros. A lane of tasks is a direction
+of a part of the batch.
 """
 
 import json
@@ -42,19 +43,21 @@ class Layer:
         activations: Of the cell, in the order of ONNX; keys of `ACTIVATIONS`.
         is_reverse: Of each direction, whether it begins at the last step.
         keeps_cell: Whether the result has one step more, with the last of the states that no step shows (an LSTM's c).
+        parts: Of the batch, as large as each other, of which each goes through all steps by itself.
     """
 
     kind: str
     activations: tuple[str, ...]
     is_reverse: tuple[bool, ...]
     keeps_cell: bool = False
+    parts: int = 1
 
     @classmethod
     def parsed(cls, text: str) -> "Layer":
         """From `text`."""
         given = json.loads(text)
         activations, is_reverse = (tuple(given[name]) for name in ("activations", "is_reverse"))
-        return cls(given["kind"], activations, is_reverse, given["keeps_cell"])
+        return cls(given["kind"], activations, is_reverse, given["keeps_cell"], given["parts"])
 
     @property
     def text(self) -> str:
@@ -146,6 +149,14 @@ def recurrence(layer: Layer, steps: int, batch: int, turns: int, n_vectors: int,
     cell, act = CELLS[layer.kind], [ACTIVATIONS[name] for name in layer.activations]
     n_directions, n_gates, n_states = len(layer.is_reverse), cell.gates, cell.states
     depth, n_rows = DEPTHS[weights], steps + layer.keeps_cell
+    n_lines, rows = n_directions * layer.parts, batch // layer.parts
+
+    def direction(line: tirx.Expr) -> tirx.Expr:
+        return line % n_directions if layer.parts > 1 else line
+
+    def sequence(line: tirx.Expr, row: tirx.Expr) -> tirx.Expr:
+        """Of the batch, by its number in a line's part."""
+        return line // n_directions * rows + row if layer.parts > 1 else row
 
     def step_of(direction: tirx.Expr, turn: tirx.Expr) -> tirx.Expr:
         """The step that a direction has its turn at."""
@@ -154,14 +165,15 @@ def recurrence(layer: Layer, steps: int, batch: int, turns: int, n_vectors: int,
         return tirx.Select(direction == layer.is_reverse.index(True), steps - 1 - turn, turn)
 
     def unit(tensors: Sequence[Any], place: Sequence[tirx.Expr], of_step: Sequence[tirx.Expr]) -> Unit:
-        """One of (b, j, lane), in a (direction, turn)."""
+        """One of (b, j, lane), in a (line, turn)."""
         sums, x, states, bias = tensors
-        (b, j, lane), (d, turn) = place, of_step
+        (b, j, lane), (line, turn) = place, of_step
+        d = direction(line)
         return Unit(
             act,
             [sums[b, j, gate, lane] for gate in range(n_gates)],
-            [x[step_of(d, turn), b, d, j, gate, lane] for gate in range(n_gates)],
-            [states[s, d, b, j * LANES + lane] for s in range(n_states)],
+            [x[step_of(d, turn), sequence(line, b), d, j, gate, lane] for gate in range(n_gates)],
+            [states[s, line, b, j * LANES + lane] for s in range(n_states)],
             bias[d, j, lane],
         )
 
@@ -178,59 +190,63 @@ def recurrence(layer: Layer, steps: int, batch: int, turns: int, n_vectors: int,
         bias: T.Buffer((n_directions, n_vectors, LANES), "float32"),  # type: ignore[valid-type]
         result: T.Buffer((n_rows, n_directions, batch, n_vectors * LANES), "float32"),  # type: ignore[valid-type]
     ) -> None:
-        states = T.sblock_alloc_buffer((n_states, n_directions, batch, n_vectors * LANES), "float32")
-        for d in range(n_directions):
-            for s, b, j, lane in T.grid(n_states, batch, n_vectors, LANES):
+        states = T.sblock_alloc_buffer((n_states, n_lines, rows, n_vectors * LANES), "float32")
+        for d in range(n_lines):
+            for s, b, j, lane in T.grid(n_states, rows, n_vectors, LANES):
                 with T.sblock(FIRST):
                     vs, vd, vb, vj, vl = T.axis.remap("SSSSS", [s, d, b, j, lane])
-                    states[vs, vd, vb, vj * LANES + vl] = before[vs, vd, vb, vj * LANES + vl]
+                    states[vs, vd, vb, vj * LANES + vl] = before[vs, direction(vd), sequence(vd, vb), vj * LANES + vl]
             for t in range(steps):
                 with T.sblock("recurrence_step"):
                     # A scope of its own: what is carried over is written after all of the step has read it.
-                    vd = T.axis.spatial(n_directions, d)
+                    vd = T.axis.spatial(n_lines, d)
                     vt = T.axis.opaque(steps, t)
-                    new = T.sblock_alloc_buffer((n_states, batch, n_vectors, LANES), "float32")
+                    new = T.sblock_alloc_buffer((n_states, rows, n_vectors, LANES), "float32")
                     with T.sblock("recurrence_cells"):
-                        wd = T.axis.spatial(n_directions, vd)
+                        wd = T.axis.spatial(n_lines, vd)
                         wt = T.axis.opaque(steps, vt)
-                        rounded = T.sblock_alloc_buffer((batch, turns * depth), weights)
-                        sums = T.sblock_alloc_buffer((batch, n_vectors, n_gates, LANES), "float32")
-                        inner = T.sblock_alloc_buffer((batch, n_vectors, LANES), "float32")
-                        for b, k in T.grid(batch, turns * depth):
+                        rounded = T.sblock_alloc_buffer((rows, turns * depth), weights)
+                        sums = T.sblock_alloc_buffer((rows, n_vectors, n_gates, LANES), "float32")
+                        inner = T.sblock_alloc_buffer((rows, n_vectors, LANES), "float32")
+                        for b, k in T.grid(rows, turns * depth):
                             with T.sblock(ROUNDED):
                                 vb, vk = T.axis.remap("SS", [b, k])
                                 rounded[vb, vk] = states[0, wd, vb, vk].astype(weights)
-                        for b, j, k, g, lane in T.grid(batch, n_vectors, turns * depth, n_gates, LANES):
+                        for b, j, k, g, lane in T.grid(rows, n_vectors, turns * depth, n_gates, LANES):
                             with T.sblock(SUMS):
                                 vb, vj, vk, vg, vl = T.axis.remap("SSRSS", [b, j, k, g, lane])
                                 with T.init():
                                     sums[vb, vj, vg, vl] = T.float32(0)
                                 sums[vb, vj, vg, vl] = sums[vb, vj, vg, vl] + rounded[vb, vk].astype("float32") * (
-                                    weights_[wd, vj, vk // depth, vg, vl, vk % depth].astype("float32")
+                                    weights_[direction(wd), vj, vk // depth, vg, vl, vk % depth].astype("float32")
                                 )
-                        for b, j, lane in T.grid(batch, n_vectors, LANES):
+                        for b, j, lane in T.grid(rows, n_vectors, LANES):
                             with T.sblock(INNER):
                                 vb, vj, vl = T.axis.remap("SSS", [b, j, lane])
                                 inner[vb, vj, vl] = cell.inner(unit((sums, x, states, bias), (vb, vj, vl), (wd, wt)))
-                        for b, j, s, lane in T.grid(batch, n_vectors, n_states, LANES):
+                        for b, j, s, lane in T.grid(rows, n_vectors, n_states, LANES):
                             with T.sblock(STATES):
                                 vb, vj, vs, vl = T.axis.remap("SSSS", [b, j, s, lane])
                                 new[vs, vb, vj, vl] = state(
                                     vs, unit((sums, x, states, bias), (vb, vj, vl), (wd, wt)), inner[vb, vj, vl]
                                 )
-                    for s, b, j, lane in T.grid(n_states, batch, n_vectors, LANES):
+                    for s, b, j, lane in T.grid(n_states, rows, n_vectors, LANES):
                         with T.sblock(CARRY):
                             vs, vb, vj, vl = T.axis.remap("SSSS", [s, b, j, lane])
                             states[vs, vd, vb, vj * LANES + vl] = new[vs, vb, vj, vl]
-                    for b, j, lane in T.grid(batch, n_vectors, LANES):
+                    for b, j, lane in T.grid(rows, n_vectors, LANES):
                         with T.sblock(RESULT):
                             vb, vj, vl = T.axis.remap("SSS", [b, j, lane])
-                            result[step_of(vd, vt), vd, vb, vj * LANES + vl] = new[0, vb, vj, vl]
+                            result[step_of(direction(vd), vt), direction(vd), sequence(vd, vb), vj * LANES + vl] = new[
+                                0, vb, vj, vl
+                            ]
             if layer.keeps_cell:
-                for b, j, lane in T.grid(batch, n_vectors, LANES):
+                for b, j, lane in T.grid(rows, n_vectors, LANES):
                     with T.sblock(LAST):
                         vd, vb, vj, vl = T.axis.remap("SSSS", [d, b, j, lane])
-                        result[steps, vd, vb, vj * LANES + vl] = states[n_states - 1, vd, vb, vj * LANES + vl]
+                        result[steps, direction(vd), sequence(vd, vb), vj * LANES + vl] = states[
+                            n_states - 1, vd, vb, vj * LANES + vl
+                        ]
 
     return function.with_attr("tirx.noalias", True)
 

@@ -141,11 +141,30 @@ def sample_channels_last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | N
     """Pixels between those of what was NHWC before, in NHWC: all channels of four neighbours, in vectors."""
     attrs = call.attrs
     image = movement.channels_last(rewriter, call.args[0], 4)
+    image = _heads_of_tokens(rewriter, call.args[0]) if image is None else image
     if image is None or str(attrs.layout) != "NCHW":
         return None
     how = str(attrs.method), str(attrs.padding_mode), bool(attrs.align_corners)
     found = rewriter.builder_.call_te(partial(_sampled, how), image, call.args[1], primfunc_name_hint="grid_sample")
     return op.permute_dims(rewriter.emit(found), to_channels_first(4))
+
+
+def _heads_of_tokens(rewriter: Rewriter, images: relax.Expr) -> relax.Expr | None:
+    """Images in NHWC, one of each head, of what were tokens with the channels of all heads, as deformable attention
+    has them (Zhu et al. 2021); None of others."""
+    joined = rewriter.calls(images, "relax.reshape")
+    moved = rewriter.calls(joined.args[0], "relax.permute_dims") if joined is not None else None
+    if moved is None or not movement.swaps_matrices(moved):
+        return None
+    tokens, shape = rewriter.shape(moved.args[0]), rewriter.shape(images)
+    if tokens is None or shape is None or len(tokens) != 3 or len(shape) != 4:
+        return None
+    (batch, places, channels), (n, each, height, width) = tokens, shape
+    if places != height * width or channels % each or n * each != batch * channels:
+        return None
+    heads = rewriter.emit(op.reshape(moved.args[0], (batch, places, channels // each, each)))
+    apart = rewriter.emit(op.permute_dims(heads, [0, 2, 1, 3]))
+    return rewriter.emit(op.reshape(apart, (n, height, width, each)))
 
 
 def _sampled(how: tuple[str, str, bool], image: te.Tensor, grid: te.Tensor) -> te.Tensor:

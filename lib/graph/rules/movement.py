@@ -343,6 +343,16 @@ def safe_take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return op.take(call.args[0], call.args[1], None if axis is None else int(axis), "clip")
 
 
+@rule("relax.gather_nd")
+def take_of_gather(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Parts that are looked up by their place along the first axis alone."""
+    shape = rewriter.shape(call.args[1])
+    if not shape or shape[-1] != 1 or int(call.attrs.batch_dims):
+        return None
+    places = rewriter.emit(op.reshape(call.args[1], shape[:-1]))
+    return op.take(call.args[0], places, 0, "clip")
+
+
 @rule("relax.take")
 def slice_of_take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A lookup of known consecutive rows is a slice."""
@@ -417,6 +427,7 @@ RULES: list[Rule] = [
     transpose_before_padding,
     drop_identity,
     single_concat,
+    take_of_gather,
     *(_slice_of_split(index) for index in range(_MAX_PARTS)),
     slice_of_take,
     safe_take,

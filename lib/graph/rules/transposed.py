@@ -106,10 +106,11 @@ def _by_steps(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 def _by_phases(
     rewriter: Rewriter, call: relax.Call, weight: np.ndarray, axes: Sequence["_Steps"], batch: int
 ) -> relax.Expr | None:
-    """Of images, a convolution for each of the s * s results of a step, where all steps together multiply many zeros:
-    those in a window that is no multiple of the stride, and those beyond the first and the last result."""
+    """Of images and volumes, a convolution for each of the results of a step, s * s of images, where all steps together
+    multiply many zeros: those in a window that is no multiple of the stride, and those beyond the first and the last
+    result."""
     groups, columns = int(call.attrs.groups), weight.shape[1]
-    if len(axes) != 2 or groups > 1 or columns % _VECTOR or any(a.result % a.stride for a in axes):
+    if len(axes) < 2 or groups > 1 or columns % _VECTOR or any(a.result % a.stride for a in axes):
         return None
     by_steps = np.prod([(a.last - a.first + 1) * a.taps * a.stride for a in axes])
     if by_steps < _WORTH_PHASES * np.prod([a.result // a.stride * a.window for a in axes]):
@@ -117,16 +118,20 @@ def _by_phases(
     phases = [axis.phases for axis in axes]
     if any(not phase.taps or min(phase.padding) < 0 for of_axis in phases for phase in of_axis):
         return None
+    layout, kernel_layout = CHANNELS_LAST[f"relax.nn.{_name(call)}"]
+    order = [*range(2, 2 + len(axes)), 0, 1]
     made = []
-    for y, x in itertools.product(*phases):
-        taps = weight[:, :, y.first :: axes[0].stride, x.first :: axes[1].stride][:, :, ::-1, ::-1]
-        convolution = op.nn.conv2d(
-            call.args[0], constant(np.ascontiguousarray(taps.transpose(2, 3, 0, 1))), out_dtype=dtype(call),
-            padding=[y.padding[0], x.padding[0], y.padding[1], x.padding[1]], data_layout="NHWC", kernel_layout="HWIO",
+    for phase in itertools.product(*phases):
+        chosen = tuple(slice(each.first, None, axis.stride) for each, axis in zip(phase, axes, strict=True))
+        taps = np.flip(weight[(slice(None), slice(None), *chosen)], tuple(range(2, weight.ndim)))
+        convolution = getattr(op.nn, _name(call))(
+            call.args[0], constant(np.ascontiguousarray(taps.transpose(order))), out_dtype=dtype(call),
+            padding=[each.padding[end] for end in (0, 1) for each in phase],
+            data_layout=layout, kernel_layout=kernel_layout,
         )  # fmt: skip
         made.append(rewriter.emit(convolution))
     strides, extents = [a.stride for a in axes], [a.result // a.stride for a in axes]
-    return _interleaved(rewriter, op.concat(made, 3), batch, extents, strides, [columns])
+    return _interleaved(rewriter, op.concat(made, len(axes) + 1), batch, extents, strides, [columns])
 
 
 def _weights_by_steps(weight: np.ndarray, axes: Sequence["_Steps"], groups: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from lib.contracts.errors import ModelError
-from lib.graph import fusion, precision
+from lib.graph import fusion, precision, recurrence
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import targets
 from lib.models import onnx_import
@@ -169,14 +169,35 @@ def test_the_states_before_and_after_all_steps_of_a_recurrent_layer(stages, tmp_
     assert agrees(stages, path, tmp_path, *inputs)
 
 
+@pytest.mark.parametrize(("kind", "batch"), [("LSTM", 40), ("GRU", 33), ("LSTM", 37), ("RNN", 100)])
+def test_a_large_batch_goes_through_a_recurrent_layer_in_parts(stages, cpu, tmp_path, kind, batch):
+    """And what the parts have beyond the batch is not seen."""
+    states, outputs = (("h0", "c0"), ("y", "h", "c")) if kind == "LSTM" else ((), ("y", "h"))
+    path, inputs = layer(tmp_path, kind, 3, batch, 16, outputs, states)
+
+    found = extract_subgraphs(fusion.fuse(onnx_import.load(path).module, cpu.tvm()))
+
+    assert "recurrence" in {subgraph.core_operator for subgraph in found}
+    assert agrees(stages, path, tmp_path, *inputs)
+
+
+@pytest.mark.parametrize("gates", [1, 3, 4])
+@pytest.mark.parametrize("batch", [1, 16, 17, 33, 50, 1000])
+def test_parts_of_a_batch_are_few_and_hold_all_of_it(batch, gates):
+    parts, rows = recurrence.shared_out(batch, gates)
+
+    assert batch <= parts * rows < batch + rows
+    assert rows <= 16
+    assert (parts == 1) == (batch <= 16)
+
+
 @pytest.mark.parametrize(
     ("kind", "batch", "given"),
     [
         ("LSTM", 2, {"activations": ["Sigmoid", "Softsign", "Tanh"]}),
         ("GRU", 2, {"linear_before_reset": 0}),
-        ("LSTM", 40, {}),
     ],
-    ids=["an activation that no program has", "the reset gate before the product", "a large batch"],
+    ids=["an activation that no program has", "the reset gate before the product"],
 )
 def test_other_recurrent_layers_are_taken_apart(stages, cpu, tmp_path, kind, batch, given):
     path, inputs = layer(tmp_path, kind, 3, batch, 16, **given)

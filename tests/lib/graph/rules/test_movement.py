@@ -330,6 +330,18 @@ def test_lookups_that_are_safe_stay(mode):
     assert stays([rules.safe_take], lambda x, ids: op.take(x, ids, 0, mode=mode), (4, 3), IDS)
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 3, 2)])
+def test_a_gather_of_parts_along_the_first_axis_is_a_lookup(shape):
+    build_gather = lambda x, ids: op.gather_nd(x, op.expand_dims(ids, -1))  # noqa: E731
+    assert becomes([rules.take_of_gather], build_gather, shape, IDS)[1] == ["expand_dims", "reshape", "take"]
+
+
+def test_gathers_of_single_elements_and_of_batches_stay():
+    assert stays([rules.take_of_gather], lambda x, ids: op.gather_nd(x, ids), (4, 3), IDS)
+    batches = lambda x, ids: op.gather_nd(x, op.expand_dims(ids, -1), 1)  # noqa: E731
+    assert stays([rules.take_of_gather], batches, (2, 4, 3), IDS)
+
+
 @pytest.mark.parametrize("mode", ["fast", "wrap", "clip"])
 @pytest.mark.parametrize(
     ("rows", "axis"), [(np.array([1, 2]), 0), (np.array(2), -1), (np.array([[0, 1, 2]]), 1), (np.array([0]), 0)]

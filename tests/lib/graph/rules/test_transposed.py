@@ -76,17 +76,20 @@ def test_a_transposed_convolution_is_a_convolution_of_steps(window, strides, pad
         ((3, 3), (2, 2), (1, 1, 1, 1), (1, 1), [(1, 1), (1, 2), (2, 1), (2, 2)]),  # torchvision's decoders
         ((5, 3), (3, 1), (1, 1, 1, 1), (0, 0), [(1, 3), (2, 3), (2, 3)]),
         ((5, 5), (2, 2), (2, 2, 2, 2), (1, 1), [(2, 2), (2, 3), (3, 2), (3, 3)]),
+        ((3, 1, 3), (2, 1, 2), (1, 0, 1) * 2, (1, 0, 1), [(1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2)]),
+        ((3, 3, 3), (2, 2, 2), (1,) * 6, (1, 1, 1), sorted(itertools.product((1, 2), repeat=3))),
     ],
 )
 def test_results_of_a_step_are_apart_where_that_spares_zeros(window, strides, padding, output_padding, taps):
-    x, weight = random((2, 4, 4, 6)), random((6, 16, *window), 1)
+    dims = len(window)
+    x, weight = random((2, *[4] * dims, 6)), random((6, 16, *window), 1)
     attrs = {"strides": strides, "padding": padding, "output_padding": output_padding}
 
     made = rewrite(module(lambda x: transposed(x, weight, **attrs), x), rules.RULES)
 
     values = [binding.value for block in made["main"].body.blocks for binding in block.bindings]
-    kernels = [value.args[1].ty.shape.values for value in values if is_call(value, "relax.nn.conv2d")]
-    assert sorted(tuple(map(int, kernel[:2])) for kernel in kernels) == taps
+    kernels = [value.args[1].ty.shape.values for value in values if is_call(value, f"relax.nn.conv{dims}d")]
+    assert sorted(tuple(map(int, kernel[:dims])) for kernel in kernels) == taps
     np.testing.assert_allclose(
         run(made, x)[0], spread(x, weight, strides, padding, output_padding), rtol=1e-4, atol=1e-4
     )

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -88,6 +90,19 @@ def test_every_program_computes_the_layer_as_onnx_defines_it(cpu, name, batch):
 
     assert fitting(found, cpu.tvm()).name == "recurrence"
     check(layer, given, as_read(given), sampled(found, cpu, 8), cpu, 1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_parts_of_a_batch_go_through_all_steps_by_themselves(cpu, name):
+    """Three parts of two sequences, which tasks may share as they share directions."""
+    layer = replace(LAYERS[name], parts=3)
+    found, given = workload(layer, 6), tensors(layer, 6)
+
+    schedules = sampled(found, cpu, 12)
+
+    check(layer, given, as_read(given), schedules, cpu, 1e-5)
+    lines = 3 * len(layer.is_reverse)
+    assert any(f'T.serial({lines}, annotations={{"parallel"' in schedule.mod.script() for schedule in schedules)
 
 
 @needs_it
