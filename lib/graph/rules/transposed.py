@@ -122,8 +122,9 @@ def _by_phases(
     order = [*range(2, 2 + len(axes)), 0, 1]
     made = []
     for phase in itertools.product(*phases):
-        chosen = tuple(slice(each.first, None, axis.stride) for each, axis in zip(phase, axes, strict=True))
-        taps = np.flip(weight[(slice(None), slice(None), *chosen)], tuple(range(2, weight.ndim)))
+        apart = [slice(each.first, None, axis.stride) for each, axis in zip(phase, axes, strict=True)]
+        chosen = (slice(None), slice(None), *apart)
+        taps = np.flip(weight[chosen], tuple(range(2, weight.ndim)))
         convolution = getattr(op.nn, _name(call))(
             call.args[0], constant(np.ascontiguousarray(taps.transpose(order))), out_dtype=dtype(call),
             padding=[each.padding[end] for end in (0, 1) for each in phase],
