@@ -2,8 +2,8 @@
 
 On the machine where this was measured, a call of `erff` takes 11 ns an element, the rational function of
 `topi.fast_erf` 0.12 ns; its absolute error is 3.3e-7 at most (`tanh` 2.4e-7; `exp` has a relative one of 8e-8 for
-|x| <= 5, growing to 4.1e-6 towards 88; `sin` and `cos` 1e-7; `log` a relative one of 1.8e-7). Vendors' libraries do the
-same.
+|x| <= 5, growing to 4.1e-6 towards 88; `sin` and `cos` 1e-7). Vendors' libraries do the same.
+Logarithms stay calls until loops are vectors (`lib.tir.logarithm`).
 """
 
 import math
@@ -21,9 +21,6 @@ from lib.tir import lookup
 _FLOATS = ("float16", "float32", "float64")
 _SINE = [(-1) ** n / math.factorial(2 * n + 1) for n in (4, 3, 2, 1)]  # of powers of a square, after the first term
 _COSINE = [(-1) ** n / math.factorial(2 * n) for n in (5, 4, 3, 2, 1)]
-
-_LOGARITHM = [2 / n for n in (11, 9, 7, 5, 3)]  # of powers of a square, after the first term
-_MANTISSA_BITS, _TWO_THIRDS, _LEAST_NORMAL = 23, 0x3F2AAAAB, 2.0**-126
 
 Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -81,30 +78,6 @@ def _sine(x: te.Tensor, quarters: int) -> te.Tensor:
     return te.compute(x.shape, of, name="sine", tag=topi.tag.ELEMWISE)
 
 
-def _logarithm(x: te.Tensor) -> te.Tensor:
-    """log(x) = k log 2 + log(m) for x = 2^k m, m in [2/3, 4/3), and log(m) = 2 artanh((m - 1) / (m + 1)) by its series.
-    Whether a number is one of those that have none is told by its bits, which TVM does not simplify."""
-
-    def of(*index: tirx.Var) -> tirx.Expr:
-        given, integer = x(*index), partial(tirx.const, dtype="int32")
-        is_small = given < _constant(_LEAST_NORMAL)
-        normal = tirx.Select(is_small, given * _constant(2.0**_MANTISSA_BITS), given)
-        bits = tirx.reinterpret("int32", normal)
-        power = (bits - integer(_TWO_THIRDS)) >> _MANTISSA_BITS
-        mantissa = tirx.reinterpret("float32", bits - (power << _MANTISSA_BITS))
-        ratio = (mantissa - _constant(1)) / (mantissa + _constant(1))
-        square = ratio * ratio
-        of_mantissa = ratio * _constant(2) + ratio * square * _polynomial(square, _LOGARITHM)
-        shift = tirx.Select(is_small, integer(_MANTISSA_BITS), integer(0))
-        found = (power - shift).astype("float32") * _constant(math.log(2)) + of_mantissa
-        sign_and_all = tirx.reinterpret("int32", given)
-        found = tirx.Select(sign_and_all < integer(0), tirx.reinterpret("float32", integer(0x7FC00000)), found)
-        found = tirx.Select((sign_and_all & integer(0x7FFFFFFF)) == integer(0), _constant(-math.inf), found)
-        return tirx.Select(sign_and_all >= integer(0x7F800000), given, found)  # infinity, and what is not a number
-
-    return te.compute(x.shape, of, name="logarithm", tag=topi.tag.ELEMWISE)
-
-
 def _polynomial(x: tirx.Expr, coefficients: Sequence[float]) -> tirx.Expr:
     first, *others = map(_constant, coefficients)
     for each in others:
@@ -152,7 +125,6 @@ _MAKE: dict[str, Callable[[relax.Call], _Function]] = {
     "erf": lambda call: topi.fast_erf,
     "exp": lambda call: topi.fast_exp,
     "tanh": lambda call: topi.fast_tanh,
-    "log": lambda call: _logarithm,
     "isnan": lambda call: _isnan,
     "sin": lambda call: partial(_sine, quarters=0),
     "cos": lambda call: partial(_sine, quarters=1),

@@ -28,6 +28,22 @@ def whole_layer_norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return op.nn.layer_norm(x, ones, zeros, [-1], float(epsilon.reshape(())))
 
 
+@rule("relax.nn.layer_norm")
+def layer_norm_of_a_row(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A norm over several axes, the last ones, as one over rows of all their elements, for which there is a space."""
+    shape = rewriter.shape(call.args[0])
+    axes = sorted(int(axis) % len(shape or ()) for axis in call.attrs.axes) if shape else []
+    if shape is None or len(axes) < 2 or axes != [*range(axes[0], len(shape))]:
+        return None
+    elements = int(np.prod(shape[axes[0] :]))
+    rows, *factors = (
+        rewriter.emit(op.reshape(each, (*outer, elements)))
+        for each, outer in zip(call.args, (shape[: axes[0]], (), ()), strict=True)
+    )
+    norm = op.nn.layer_norm(rows, *factors, [-1], float(call.attrs.epsilon))
+    return op.reshape(rewriter.emit(norm), shape)
+
+
 @rule("relax.divide")
 def instance_norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """(x - mean(x)) / sqrt(variance(x) + eps), as TVM imports ONNX's InstanceNormalization: see `_normalized`.
@@ -186,5 +202,6 @@ def _mean_of_last(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 
 RULES: list[Rule] = [
-    whole_layer_norm, instance_norm, group_norm, scale_of_layer_norm, shift_of_layer_norm, softmax_over_last
+    whole_layer_norm, layer_norm_of_a_row, instance_norm, group_norm, scale_of_layer_norm, shift_of_layer_norm,
+    softmax_over_last,
 ]  # fmt: skip

@@ -67,6 +67,24 @@ def test_what_is_no_layer_norm_over_the_last_axis_stays(build):
     assert stays(RULES, build, SHAPE)
 
 
+@pytest.mark.parametrize(("shape", "axes"), [((2, 5, 6, 8), [-2, -1]), ((3, 7, 4), [1, 2]), ((2, 3, 4), [0, 1, 2])])
+def test_a_layer_norm_over_several_axes_is_one_over_rows(shape, axes):
+    factors = [const(random(shape[axes[0] :], n)) for n in (1, 2)]
+
+    after = becomes(RULES, lambda x: op.nn.layer_norm(x, *factors, axes, 1e-3), shape)[1]
+
+    assert [name for name in after if name != "reshape"] == ["nn.layer_norm"]
+    assert "reshape" in after
+
+
+@pytest.mark.parametrize("axes", [[-1], [0, 2]])
+def test_other_layer_norms_stay(axes):
+    extents = tuple((4, 5, 6)[axis] for axis in axes)
+    factors = [const(random(extents, n)) for n in (1, 2)]
+
+    assert stays(RULES, lambda x: op.nn.layer_norm(x, *factors, axes, 1e-3), (4, 5, 6))
+
+
 def test_a_mean_without_its_axis_is_another_mean():
     assert stays(RULES, lambda x: layer_norm(x, axis=-1, keepdims=False), (4, 4))
 
