@@ -74,6 +74,6 @@ def channels_last(module: tvm.IRModule) -> tvm.IRModule:
         module = transform.ConvertLayout(wanted)(rewrite(module, layouts.BEFORE))
         module = rewrite(module, [*layouts.AFTER, *RULES])
     else:
-        module = simplify(module)
+        module = rewrite(simplify(module), [layouts.sample_channels_last, *RULES])
     module = rewrite(module, [*layouts.LAST, *(shuffling.RULES if wanted else [])])
     return simplify(attention.merge_projections(module))

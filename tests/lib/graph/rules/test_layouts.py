@@ -149,18 +149,21 @@ def test_pixels_between_pixels_are_read_with_all_their_channels(padding, align_c
     assert "grid_sample" in after  # a function in TIR
 
 
-def test_heads_of_tokens_that_are_sampled_as_images_keep_their_channels_together():
+@pytest.mark.parametrize("has_convolutions", [True, False])
+def test_heads_of_tokens_that_are_sampled_as_images_keep_their_channels_together(has_convolutions):
     """As in deformable attention: 6 heads of 4 channels, tokens of images of 3x5."""
 
     def build(x, tokens, grid):
         images = op.reshape(op.permute_dims(tokens, [0, 2, 1]), (12, 4, 3, 5))
         seen = op.image.grid_sample(images, grid, "bilinear", "NCHW", "zeros", False)
-        return op.add(op.sum(convolved(x)), seen)
+        return op.add(op.sum(convolved(x) if has_convolutions else x), seen)
 
-    after = with_channels_last(build, IMAGE, (2, 15, 24), (12, 7, 2, 2))
+    after = with_channels_last(build, IMAGE, (2, 15, 24), (12, 2, 7, 2))
 
     assert "grid_sample" in after  # a function in TIR
-    assert after.count("permute_dims") == 3  # of the convolution's image, of tokens, and of what was seen
+    assert (
+        after.count("permute_dims") == 2 + has_convolutions
+    )  # of tokens, of what was seen, of the convolution's image
 
 
 def test_a_choice_by_something_else_stays_where_it_is():
