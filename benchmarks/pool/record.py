@@ -1,7 +1,7 @@
 """Record a pool: candidates of many subgraphs, all measured, twice if wanted, to train and compare without noise.
 
     python benchmarks/pool/record.py --models NAME_OR_FILE ... --out FOLDER [--rounds 10,5,5] [--passes 1]
-        [--target JSON] [--precision model] [--winograd auto] [--spaces own] [--subgraphs N]
+        [--target JSON] [--precision model] [--winograd auto] [--strassen auto] [--spaces own] [--subgraphs N]
         [--operators OPERATOR ...] [--having PRIMITIVE] [--but-of FOLDER ...] [--clusterings core-operator]
 
 The first round of each subgraph is drawn at random; the later ones are evolved, in equal parts for each clustering,
@@ -318,11 +318,12 @@ def main() -> None:
     parser.add_argument("--having", default="", help="only subgraphs with programs of this primitive, e.g. RFactor")
     parser.add_argument("--precision", default=AS_IT_IS, help="as of the command; files of bytes are run in bytes")
     parser.add_argument("--winograd", default="auto", help="`[extract] winograd`")
+    parser.add_argument("--strassen", default="auto", help="`[extract] strassen`")
     parser.add_argument("--but-of", type=Path, nargs="*", default=[], help="pools whose subgraphs are left out")
     parser.add_argument("--clusterings", nargs="+", default=["core-operator"])
     given = parser.parse_args()
     target = targets.cpu_target(given.target)
-    algorithms = AlgorithmConfig(winograd=given.winograd, precision=given.precision)
+    algorithms = AlgorithmConfig(winograd=given.winograd, strassen=given.strassen, precision=given.precision)
     parts = [tables.read(folder / "subgraphs.parquet", SUBGRAPHS)["subgraph_id"] for folder in given.but_of]
     known = {key for part in parts for key in part.to_pylist()}
     recording = Recording(

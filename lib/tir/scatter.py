@@ -2,7 +2,7 @@
 
 A thread takes the rows of the result that lie in its part, goes through all indices, and does what concerns these rows,
 in vectors and in order: sums are the same each time, and of several values for one place the last one stays. TVM's own
-program takes all elements one by one on one core: 2,048 edges of 64 numbers take 3.5 ms.
+program takes element by element on one core: 2,048 edges of 64 numbers take it 11 ms, and this a hundredth of one.
 """
 
 from collections.abc import Callable
