@@ -11,6 +11,7 @@ copies megabytes which are read once; here they are read where they are.
 """
 
 import math
+from functools import partial
 
 from tvm import relax, te, tirx
 from tvm.relax import op
@@ -111,37 +112,43 @@ def _dots(
     if {dtype(call), dtype(vectors), dtype(matrices)} != {_WIDE}:
         return None
     *batch, rows, depth = static_shape(vectors) or ()
-    n, chosen = math.prod(batch), _chosen(rewriter, matrices)
+    n, columns, chosen = math.prod(batch), (static_shape(matrices) or ())[-2], _chosen(rewriter, matrices)
     given = [rewriter.emit(op.reshape(vectors, (n * rows, depth)))]
     if chosen is None:
-        given.append(rewriter.emit(op.reshape(matrices, (n, -1, depth))))
+        given.append(rewriter.emit(op.reshape(matrices, (n, columns, depth))))
     else:
         of, which = chosen
         given.append(rewriter.emit(op.astype(of, _NARROW)) if is_narrow else of)
         given.append(rewriter.emit(op.reshape(which, (n,))))
     dots = rewriter.builder_.call_te(
-        _dot_products, *given, primfunc_name_hint=_FUNCTION, primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE)
-    )
-    return op.reshape(rewriter.emit(dots), (*batch, rows, (static_shape(matrices) or ())[-2]))
+        partial(_dot_products, n), *given, primfunc_name_hint=_FUNCTION,
+        primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
+    )  # fmt: skip
+    if rows == 1:
+        return op.reshape(rewriter.emit(dots), (*batch, rows, columns))
+    apart = rewriter.emit(op.reshape(rewriter.emit(dots), (*batch, columns, rows)))
+    return op.permute_dims(apart, [*range(len(batch)), len(batch) + 1, len(batch)])
 
 
-def _dot_products(vectors: te.Tensor, matrices: te.Tensor, which: te.Tensor | None = None) -> te.Tensor:
-    """(b * n, c) and (b, m, c) to (b * n, m); or of matrices (k, m, c), of which each of the b is one.
+def _dot_products(n: int, vectors: te.Tensor, matrices: te.Tensor, which: te.Tensor | None = None) -> te.Tensor:
+    """Of n matrices (n, m, c), and as many vectors for each of them (n * v, c): (n * m, v), so that each row of a
+    matrix is read once, for all its vectors; or of matrices (k, m, c), of which each of the n is one.
 
-    Two axes of rows: TVM 0.27 loses how indices of three hang together, when their loops are one and split again.
+    Two axes of results: TVM 0.27 loses how indices of three hang together, when their loops are one and split again.
     """
-    rows, depth = (int(extent) for extent in vectors.shape)
-    n, columns, _ = (int(extent) for extent in matrices.shape)
-    each = rows // (n if which is None else int(which.shape[0]))
+    every, depth = (int(extent) for extent in vectors.shape)
+    n_matrices, rows, _ = (int(extent) for extent in matrices.shape)
+    each = every // n
 
     def matrix(row: tirx.Var) -> tirx.Expr:
         if which is None:
-            return row // each
-        first, last = (tirx.const(place, which.dtype) for place in (0, n - 1))
-        return tirx.Max(tirx.Min(which[row // each], last), first)
+            return row // rows
+        first, last = (tirx.const(place, which.dtype) for place in (0, n_matrices - 1))
+        return tirx.Max(tirx.Min(which[row // rows], last), first)
 
     products = te.compute(
-        (rows, columns, depth), lambda r, m, c: vectors[r, c] * matrices[matrix(r), m, c].astype(vectors.dtype)
+        (n * rows, each, depth),
+        lambda r, v, c: vectors[r // rows * each + v, c] * matrices[matrix(r), r % rows, c].astype(vectors.dtype),
     )
     turn = te.reduce_axis((0, depth), "c")
-    return te.compute((rows, columns), lambda r, m: te.sum(products(r, m, turn), axis=turn), name=_FUNCTION)
+    return te.compute((n * rows, each), lambda r, v: te.sum(products(r, v, turn), axis=turn), name=_FUNCTION)

@@ -39,11 +39,11 @@ def plain(n):
     return module(attention(n), *(x.shape for x in inputs(n)))
 
 
-@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("n", [1, 4, 8])
 def test_keys_are_not_transposed_and_scores_are_the_same(cpu, n):
     found = found_in(fusion.lift_constants(plain(n)))
 
-    assert operators(found.module).count("permute_dims") == 1  # of the queries
+    assert operators(found.module).count("permute_dims") == 1 + (n > 1)  # of the queries, and of several ones' scores
     fused = fusion.fuse(found.module, cpu.tvm())
     [y] = run(fused, *inputs(n), *found.weights.values())
     np.testing.assert_allclose(y, run(plain(n), *inputs(n))[0], rtol=1e-4, atol=1e-5)
