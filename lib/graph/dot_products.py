@@ -24,6 +24,9 @@ from lib.graph.rules.movement import swaps_matrices
 _FUNCTION = "dot_products"
 _WIDE, _NARROW = "float32", "bfloat16"
 _FEW = 8  # vectors: of more, a product in registers is worth a copy of the matrix
+_MANY = (
+    16  # rows of a matrix for each of several vectors: of fewer, as in windows of a few tokens, attention is one kernel
+)
 
 
 def read_as_they_lie(model: Model, *, is_narrow: bool) -> Model:
@@ -75,7 +78,10 @@ def _few_rows(is_narrow: bool) -> Rule:
     def few_rows(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         """q k^T, of activations, without the transpose."""
         shapes, moved = packing.of_activations(rewriter, call), rewriter.calls(call.args[1], "relax.permute_dims")
-        if shapes is None or moved is None or not swaps_matrices(moved) or shapes[0][-2] > _FEW:
+        if shapes is None or moved is None or not swaps_matrices(moved):
+            return None
+        queries, keys = shapes[0][-2], shapes[1][-1]
+        if queries > _FEW or (queries > 1 and keys < _MANY * queries):
             return None
         return _dots(rewriter, call, call.args[0], moved.args[0], is_narrow)
 

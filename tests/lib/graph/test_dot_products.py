@@ -10,7 +10,7 @@ from lib.search import evolution
 from lib.tir.workload import load_module
 from tests.lib.graph.rules.helpers import const, module, operators, random, run
 
-HEADS, KEYS, SIZE, LANES = 3, 40, 32, 16
+HEADS, KEYS, SIZE, LANES = 3, 152, 32, 16
 TOKENS, EXPERTS, WIDE = 2, 5, 48
 
 
@@ -59,8 +59,10 @@ def test_in_bf16_neither_keys_nor_values_are_rounded():
     assert {str(value.dtype) for value in narrow.weights.values()} == {"bfloat16"}
 
 
-def test_keys_of_more_queries_are_transposed():
-    model = fusion.lift_constants(plain(9))
+@pytest.mark.parametrize(("n", "keys"), [(9, KEYS), (4, 40), (2, 2)], ids=["many queries", "few keys", "a window"])
+def test_keys_of_more_queries_or_that_are_few_are_transposed(n, keys):
+    x, *caches = inputs(n)
+    model = fusion.lift_constants(module(attention(n), x.shape, *(each[:, :, :keys].shape for each in caches)))
 
     assert found_in(model) is model
 
