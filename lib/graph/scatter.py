@@ -70,11 +70,13 @@ def _of_rows(rewriter: Rewriter, places: relax.Expr, axis: int, rank: int) -> re
     if rank == 1:
         return places
     spread = rewriter.calls(places, "relax.broadcast_to")
-    before = static_shape(spread.args[0]) if spread is not None else None
-    if spread is None or not before:
+    if spread is None:
+        return None
+    before, after = static_shape(spread.args[0]), static_shape(spread)
+    if not before or not after:
         return None
     aligned = (1,) * (rank - len(before)) + before
-    if math.prod(aligned) != aligned[axis]:
+    if math.prod(aligned) != aligned[axis] or aligned[axis] != after[axis]:
         return None
     return rewriter.emit(op.reshape(spread.args[0], (aligned[axis],)))
 

@@ -31,7 +31,7 @@ The core operator of computations that can be written in several ways:
 | local response norm | its pieces: `avg_pool` (a window over channels), `elementwise` |
 | global pooling, as a pooling or as a mean | `reduce`: there is one window |
 | erf, tanh, exp as `lib.graph.legalize` writes them | `elementwise`: the operators are `rational` and `exp` |
-| cumulative sum, sort, top k, scatter | `other`: TVM's hand-written loops, with little to schedule |
+| cumulative sum, sort, top k, scatter | `other`: loops written by hand, TVM's or ours, with little to schedule |
 
 A 1x1 convolution in NHWC has the loops of a matrix product, but for two spatial loops where a product has one. They are
 different operators all the same: MetaSchedule tiles each loop, so the traces of one do not fit the other, and a

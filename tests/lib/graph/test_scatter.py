@@ -84,9 +84,10 @@ def test_places_beyond_the_data_write_nothing(cpu):
 
 
 def test_elements_with_places_of_their_own_and_means_stay_tvms(cpu):
+    """And those that all go to one place."""
     data, places = random((4, 6), 1), np.random.default_rng(0).integers(0, 4, (5, 6))
 
-    for reduction, given in (("add", places), ("mean", places[:, :1])):
+    for reduction, given in (("add", places), ("mean", places[:, :1]), ("add", places[:1, :1])):
 
         def build(x, i, v):
             return op.scatter_elements(x, op.broadcast_to(i, (5, 6)), v, 0, reduction)  # noqa: B023
