@@ -36,8 +36,9 @@ def read_as_they_lie(model: Model, *, is_narrow: bool) -> Model:
     Args:
         is_narrow: Whether weights that are chosen are kept in bf16, as all others that are multiplied.
     """
-    rules = [heads_together, _few_rows(is_narrow), _column(is_narrow)]
-    return reweight.made_once(rewritten(model, rules))
+    products = {"few_rows": _few_rows, "column": _column}
+    rules = [Rule(name, ("relax.matmul",), partial(apply, is_narrow)) for name, apply in products.items()]
+    return reweight.made_once(rewritten(model, [heads_together, *rules]))
 
 
 @rule("relax.matmul")
@@ -73,34 +74,26 @@ def _shared(rewriter: Rewriter, heads: relax.Expr) -> relax.Expr | None:
     return rewriter.emit(op.reshape(spread.args[0], (*outer, kept, rows, columns)))
 
 
-def _few_rows(is_narrow: bool) -> Rule:
-    @rule("relax.matmul")
-    def few_rows(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-        """q k^T, of activations, without the transpose."""
-        shapes, moved = packing.of_activations(rewriter, call), rewriter.calls(call.args[1], "relax.permute_dims")
-        if shapes is None or moved is None or not swaps_matrices(moved):
-            return None
-        queries, keys = shapes[0][-2], shapes[1][-1]
-        if queries > _FEW or (queries > 1 and keys < _MANY * queries):
-            return None
-        return _dots(rewriter, call, call.args[0], moved.args[0], is_narrow)
-
-    return few_rows
+def _few_rows(is_narrow: bool, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """q k^T, of activations, without the transpose."""
+    shapes, moved = packing.of_activations(rewriter, call), rewriter.calls(call.args[1], "relax.permute_dims")
+    if shapes is None or moved is None or not swaps_matrices(moved):
+        return None
+    queries, keys = shapes[0][-2], shapes[1][-1]
+    if queries > _FEW or (queries > 1 and keys < _MANY * queries):
+        return None
+    return _dots(is_narrow, rewriter, call, call.args[0], moved.args[0])
 
 
-def _column(is_narrow: bool) -> Rule:
-    @rule("relax.matmul")
-    def column(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-        """Matrices that are chosen, times a column each."""
-        matrices, columns = (static_shape(each) or () for each in call.args)
-        if len(matrices) < 3 or columns[-1:] != (1,) or _chosen(rewriter, call.args[0]) is None:
-            return None
-        vectors = rewriter.emit(op.reshape(call.args[1], (*columns[:-2], 1, columns[-2])))
-        each = rewriter.emit(op.broadcast_to(vectors, (*matrices[:-2], 1, columns[-2])))
-        dots = _dots(rewriter, call, each, call.args[0], is_narrow)
-        return None if dots is None else op.reshape(rewriter.emit(dots), (*matrices[:-1], 1))
-
-    return column
+def _column(is_narrow: bool, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Matrices that are chosen, times a column each."""
+    matrices, columns = (static_shape(each) or () for each in call.args)
+    if len(matrices) < 3 or columns[-1:] != (1,) or _chosen(rewriter, call.args[0]) is None:
+        return None
+    vectors = rewriter.emit(op.reshape(call.args[1], (*columns[:-2], 1, columns[-2])))
+    each = rewriter.emit(op.broadcast_to(vectors, (*matrices[:-2], 1, columns[-2])))
+    dots = _dots(is_narrow, rewriter, call, each, call.args[0])
+    return None if dots is None else op.reshape(rewriter.emit(dots), (*matrices[:-1], 1))
 
 
 def _chosen(rewriter: Rewriter, matrices: relax.Expr) -> tuple[relax.Expr, relax.Expr] | None:
@@ -112,7 +105,7 @@ def _chosen(rewriter: Rewriter, matrices: relax.Expr) -> tuple[relax.Expr, relax
 
 
 def _dots(
-    rewriter: Rewriter, call: relax.Call, vectors: relax.Expr, matrices: relax.Expr, is_narrow: bool
+    is_narrow: bool, rewriter: Rewriter, call: relax.Call, vectors: relax.Expr, matrices: relax.Expr
 ) -> relax.Expr | None:
     """(..., n, c) and (..., m, c) to (..., n, m), in place of a product; None unless all is float32."""
     if {dtype(call), dtype(vectors), dtype(matrices)} != {_WIDE}:

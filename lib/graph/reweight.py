@@ -18,6 +18,7 @@ from lib.tir import gaps
 
 _NARROW = "bfloat16"
 
+_Change = tuple[tuple[int, int], ...] | str  # zeros before and after each axis; or an element type
 Emit = Callable[[relax.BlockBuilder, relax.Call, Sequence[relax.Expr]], relax.Expr]
 
 
@@ -76,9 +77,6 @@ def made_once(model: Model) -> Model:
         return model
     made = {(name := str(param.name)): _changed(model.weights[name], change) for param, change in found.items()}
     return Model(_Made(model.module, made).rewritten(model.module["main"], found), {**model.weights, **made})
-
-
-_Change = tuple[tuple[int, int], ...] | str  # zeros before and after each axis; or an element type
 
 
 def _change(reader: relax.Expr) -> _Change | None:

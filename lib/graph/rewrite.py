@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax import transform
+from tvm.relax import op, transform
 from tvm.relax.analysis import free_vars, udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -219,6 +219,11 @@ def to_last(rank: int, axis: int) -> list[int]:
 def undoing(order: Sequence[int]) -> list[int]:
     """The transpose that undoes another one."""
     return [order.index(n) for n in range(len(order))]
+
+
+def in_order(rewriter: Rewriter, tensor: relax.Expr, order: Sequence[int]) -> relax.Expr:
+    """A tensor with its axes in another order; the same where that is the order that they have."""
+    return tensor if order == sorted(order) else rewriter.emit(op.permute_dims(tensor, order))
 
 
 def has_columns_last(call: relax.Call, weight: Sequence[int]) -> bool:

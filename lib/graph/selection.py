@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax import op
 
 from lib.graph import patterns
-from lib.graph.rewrite import Rewriter, dtype, rewrite, rule, static_shape, to_last, undoing
+from lib.graph.rewrite import Rewriter, dtype, in_order, rewrite, rule, static_shape, to_last, undoing
 from lib.tir import topk
 
 _FEW = 40  # times the logarithm of a row's length: of more elements, to sort the row takes no longer
@@ -31,18 +31,14 @@ def first_of_many(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     order, rows, columns = to_last(len(shape), axis), math.prod(shape) // shape[axis], shape[axis]
     function = topk.of_rows(rows, columns, k, places, is_largest=bool(call.attrs.largest))
     gvar = rewriter.builder_.add_func(function.with_attrs(patterns.marks(patterns.OPAQUE)), topk.FUNCTION)
-    data = rewriter.emit(op.reshape(_moved(rewriter, call.args[0], order), (rows, columns)))
+    data = rewriter.emit(op.reshape(in_order(rewriter, call.args[0], order), (rows, columns)))
     kinds = [relax.TensorType((rows, k), kind) for kind in ("float32", places)]
     both = rewriter.emit(relax.call_tir(gvar, [data], kinds))
     outer = [shape[n] for n in order[:-1]]
     parts = (rewriter.emit(op.reshape(rewriter.emit(both[n]), (*outer, k))) for n in (0, 1))
-    values, indices = (_moved(rewriter, part, undoing(order)) for part in parts)
+    values, indices = (in_order(rewriter, part, undoing(order)) for part in parts)
     wanted = {"values": values, "indices": indices, "both": relax.Tuple([values, indices])}
     return wanted[str(call.attrs.ret_type)]
-
-
-def _moved(rewriter: Rewriter, tensor: relax.Expr, order: Sequence[int]) -> relax.Expr:
-    return tensor if order == sorted(order) else rewriter.emit(op.permute_dims(tensor, order))
 
 
 def _is_taken(call: relax.Call, shape: Sequence[int]) -> bool:
