@@ -31,6 +31,7 @@ from lib.machine.dots import BF16, INT8, Matrix
 
 _WIDE, _NARROW, _SUMS = "float32", "bfloat16", "int32"
 _NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm", "relax.nn.group_norm", "relax.nn.instance_norm")
+_SQUARES = ("relax.multiply", "relax.square")
 _MOVES = ("relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_dims", "relax.strided_slice",
           "relax.flatten", "relax.broadcast_to")  # fmt: skip
 _FEW = 8  # channels in a group; with fewer, as in depthwise convolutions, most of them would be zeros
@@ -217,10 +218,13 @@ def _rounded_early(module: tvm.IRModule) -> tvm.IRModule:
 
 def _stored_once(module: tvm.IRModule) -> tvm.IRModule:
     """Whatever is rounded for one reader is rounded for all of them; results of the model, and of norms, are not, nor
-    is what choices depend on."""
+    is what choices depend on, nor what is squared: a factorization machine's sums of squares almost cancel."""
     function = module["main"]
-    exact = choices.tensors(function)
     values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+    squared = {
+        call.args[0] for call in values.values() if is_call(call, *_SQUARES) and call.args[0].same_as(call.args[-1])
+    }
+    exact = choices.tensors(function) | squared
     rounded = {call.args[0] for call in values.values()
                if _is_rounding(call) and isinstance(call.args[0], relax.DataflowVar) and call.args[0] not in exact
                and not is_call(values.get(call.args[0]), *_NORMS)}  # fmt: skip

@@ -122,6 +122,24 @@ def test_what_a_norm_makes_is_not_rounded_for_the_sum_that_it_begins(cpu):
     np.testing.assert_allclose(found, rounded(norm) @ rounded(w) + norm, rtol=1e-3, atol=1e-3)
 
 
+def test_what_is_squared_is_not_rounded_for_its_square(cpu):
+    def machine(builder, x, w):  # (sum of rows)^2 - sum of rows^2, as factorization machines have it
+        rows = builder.emit(op.tanh(op.add(x, x)))
+        product = builder.emit(op.sum(op.matmul(rows, w), axis=[0]))
+        total = builder.emit(op.sum(rows, axis=[0]))
+        difference = op.subtract(op.multiply(total, total), op.sum(op.multiply(rows, rows), axis=[0]))
+        return op.add(product, builder.emit(difference))
+
+    plain = model([(5, 8), (8, 8)], machine)
+    x = np.random.default_rng(1).standard_normal((5, 8)).astype(np.float32)
+    rows, w = np.tanh(2 * x), plain.weights["p1"]
+    exact = rows.sum(0) ** 2 - (rows**2).sum(0)
+
+    found = run(precision.in_bf16(plain, 16), [x], cpu)
+
+    np.testing.assert_allclose(found - (rounded(rows) @ rounded(w)).sum(0), exact, rtol=1e-4, atol=1e-4)
+
+
 def test_parts_of_a_concatenation_are_stored_in_bf16(cpu):
     def build(builder, x, w, v, u):
         parts = [builder.emit(convolution(x, each)) for each in (w, v)]
