@@ -5,14 +5,14 @@
     python benchmarks/files.py --out FOLDER --open distilbert llama_prefill
 
 Batch 1 but where a name says otherwise, float32, static shapes, seeded random weights: those of `architectures.py`,
-`unprepared.py`, `deployed.py`, `domains.py`, `signals.py`, `services.py` and `trades.py` come from the configurations of
-transformers and timm, and from papers, through torch's exporter; those of `light.py` are the files in the `onnx`
+`unprepared.py`, `deployed.py`, `domains.py`, `signals.py`, `services.py` and `trades.py` come from the configurations
+of transformers and timm, and from papers, through torch's exporter; those of `light.py` are the files in the `onnx`
 package; without torch and transformers, only the latter are made. With `--pt2` the former are also written as exported
 programs.
 
 A file appears under its name only when ONNX Runtime gives outputs that a wrong graph would change, finite and of a
-usual size, and OpenVINO, if installed and if it can run it, gives the same. What fails is named, the others are made, and the exit status
-is 1.
+usual size, and OpenVINO, if installed and if it can run it, gives the same. What fails is named, the others are made,
+and the exit status is 1.
 """
 
 import argparse

@@ -86,8 +86,13 @@ def onnxruntime(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loade
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     feed = dict(zip([value.name for value in session.get_inputs()], arrays, strict=True))
-    # Once as usual: shapes of outputs need not stand in the file.
-    found = [aligned(value) for value in session.run(None, feed)]
+    # Once as usual: shapes of outputs need not stand in the file. On one thread, since others are compared with what it
+    # finds, and with more its ScatterND, adding to one place, loses some of what is added.
+    alone = ort.SessionOptions()
+    alone.intra_op_num_threads = 1
+    exact = ort.InferenceSession(str(file), alone, providers=["CPUExecutionProvider"])
+    found = [aligned(value) for value in exact.run(None, feed)]
+    del exact
     binding = session.io_binding()
     for name, array in feed.items():
         binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))

@@ -48,7 +48,7 @@ def mamba2() -> Example:
 
 @maker
 def modernbert() -> Example:
-    """Six layers of ModernBERT-base, of which four see 64 neighbours to each side; a quarter of 256 words is padding."""
+    """Six layers of ModernBERT-base, of which four see 64 words to each side; of 256 a quarter is padding."""
     config = hf.ModernBertConfig(vocab_size=4096, num_hidden_layers=6, pad_token_id=0, cls_token_id=1, sep_token_id=2)
     there = (torch.arange(256) < 192).long()[None]
     return _hub(hf.ModernBertModel, config, input_ids=_words(256), attention_mask=there)
