@@ -8,7 +8,8 @@ of the cores otherwise. Of floats alone: sums of numbers in bf16 would be rounde
 
 Which elements make a quarter is free. Here it is every other line of the data (of an image's lines, or of what else its
 rows have an even number of), the first or second half of the channels, and every other vector of the columns, so that
-what a parallel task computes stands together in the results.
+what a parallel task computes stands together in the results. Columns that do not make such quarters get some of zeros,
+which are dropped as in `lib.graph.widen`.
 
 Its error is a few times that of the definition, relative to the largest elements of the data and the weights rather
 than to those of a row and a column: lines of a pair share their errors, and what is not finite in one is in both. See
@@ -23,7 +24,7 @@ from functools import partial
 import numpy as np
 from tvm import relax, te, tirx, topi
 
-from lib.graph import patterns
+from lib.graph import patterns, widen
 from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import dtype, is_by_pixel, is_call
 from lib.machine.registers import Registers
@@ -52,24 +53,29 @@ def _replacement(machine: Registers, call: relax.Call) -> Replacement | None:
     depth, columns = weight[-2:]
     if not is_taken(data[:-1], depth, columns, machine):
         return None
+    wide = quartered(columns, machine.lanes)
     return Replacement(
         kind=(FUNCTION, machine.lanes),
-        value=partial(summed, lanes=machine.lanes),
-        shape=(len(WEIGHT), depth // 2, columns // 2),
+        value=partial(_summed, wide - columns, machine.lanes),
+        shape=(len(WEIGHT), depth // 2, wide // 2),
         emit=partial(_emit, *paired(data[:-1], machine), machine.lanes),
     )
 
 
 def is_taken(rows: Sequence[int], depth: int, columns: int, machine: Registers) -> bool:
-    """Whether a product of data of some rows is computed so: its quarters are whole vectors, register tiles fit them,
-    and it pays."""
-    quartered = 2 * machine.lanes
-    if machine.lanes < 2 or depth % quartered or columns % quartered:
+    """Whether a product of data of some rows is computed so: its quarters are whole vectors, and it pays."""
+    if machine.lanes < 2 or depth % (2 * machine.lanes):
         return False
-    if all(columns // quartered % vectors for vectors in _TILE_VECTORS):
-        return False  # tiles of one vector load a number for each product
     axis, pairs = paired(rows, machine)
-    return pays(math.prod(rows), depth, columns, 2 * pairs * math.prod(rows) // rows[axis])
+    padded_rows = 2 * pairs * math.prod(rows) // rows[axis]
+    return pays(math.prod(rows), depth, columns, padded_rows, quartered(columns, machine.lanes))
+
+
+def quartered(columns: int, lanes: int) -> int:
+    """How many columns are computed: those, or the next number whose half is whole register tiles of two or of three
+    vectors; tiles of one load a number for each product."""
+    pairs = -(-columns // (2 * lanes))
+    return next(n for n in (pairs, pairs + 1) if any(n % vectors == 0 for vectors in _TILE_VECTORS)) * 2 * lanes
 
 
 def _is_product(call: relax.Call) -> bool:
@@ -84,7 +90,7 @@ def _is_product(call: relax.Call) -> bool:
     return is_by_pixel(call, data, weight, out)
 
 
-def pays(rows: int, depth: int, columns: int, padded_rows: int = 0) -> bool:
+def pays(rows: int, depth: int, columns: int, padded_rows: int = 0, padded_columns: int = 0) -> bool:
     """Whether a product of `rows x depth` with `depth x columns` is faster in Strassen's way.
 
     Counts in multiplications what an eighth of them saves, and what its memory traffic costs: that of three more
@@ -94,8 +100,10 @@ def pays(rows: int, depth: int, columns: int, padded_rows: int = 0) -> bool:
 
     Args:
         padded_rows: With those that are computed for nothing; 0: there are none.
+        padded_columns: The same of columns.
     """
     plain = rows * depth * columns
+    columns = padded_columns or columns
     products = len(WEIGHT) / 8 * (padded_rows or rows) * depth * columns
     share = len(WEIGHT) / 4
     traffic = _THROUGH_CACHE * share * (rows * depth + rows * columns) + _FROM_MEMORY * (share - 1) * depth * columns
@@ -137,6 +145,11 @@ def summed(weight: np.ndarray, lanes: int) -> np.ndarray:
     quarters = vectors.transpose(0, 3, 1, 2, 4).reshape(4, depth // 2, columns // 2)
     return np.stack([sum(sign * quarter for sign, quarter in zip(signs, quarters, strict=True) if sign)
                      for signs in WEIGHT])  # fmt: skip
+
+
+def _summed(more: int, lanes: int, weight: np.ndarray) -> np.ndarray:
+    """The same of a weight with `more` columns of zeros."""
+    return summed(widen.padded(1, more, weight), lanes)
 
 
 def product(data: te.Tensor, weight: te.Tensor, axis: int, pairs: int, lanes: int) -> te.Tensor:
@@ -205,7 +218,9 @@ def _emit(
     axis: int, pairs: int, lanes: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
 ) -> relax.Expr:  # fmt: skip
     data, weight = args
+    columns = shape_of(call)[-1]
     marks = patterns.marks(patterns.OUT_ELEMENTWISE)
-    return builder.call_te(
+    made = builder.call_te(
         product, data, weight, axis, pairs, lanes, primfunc_name_hint=FUNCTION, primfunc_attrs=marks
     )  # fmt: skip
+    return made if shape_of(weight)[-1] * 2 == columns else widen.cut(builder, builder.emit(made), columns)

@@ -3,6 +3,7 @@
 A register tile is made of whole vectors (`lib.search.spaces.tiling`). With 1,000 channels these would be half as wide,
 since 16 does not divide them, and the kernel would run at half the speed. So the weights are padded with channels of
 zeros, and the epilogue of the tile drops what they give (a function `cut`, which FuseOps fuses into the contraction).
+So are those of 272: no number of vectors that a tile holds divides 17, and tiles of one load a number for each product.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from lib.machine.registers import narrowed
 SUMS = ("float32", "int32")  # element types of results that get more channels
 _FUNCTION = "cut"  # name of the functions that drop the channels, for people
 _MIN_ROWS = 8  # with fewer, the kernel is bound by reading the weights, of which there would be more
+_MOST_VECTORS = 13  # in a tile of two rows, which is one of 32 registers
 _MIN_LANES = 4  # of vectors; where no more fill the columns, as 222, there is no register tile at all
 
 
@@ -36,7 +38,7 @@ def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
         return None
     groups = groups_of(call)
     columns = weight[-1] // groups
-    wider = computed(columns, lanes)
+    wider = in_tiles(computed(columns, lanes), lanes)
     is_read_once = int(np.prod(out[:-1])) < _MIN_ROWS
     is_narrow = narrowed(lanes, columns) >= _MIN_LANES or columns == 1
     if (is_read_once and is_narrow) or wider == columns:
@@ -64,6 +66,13 @@ def computed(columns: int, lanes: int) -> int:
     register tile: a vocoder's samples, a map of depths."""
     wider = -(-columns // lanes) * lanes
     return wider if columns == 1 or columns / wider > narrowed(lanes, columns) / lanes else columns
+
+
+def in_tiles(columns: int, lanes: int) -> int:
+    """How many columns are computed where tiles of one vector would be left: another vector, and two divide them."""
+    vectors, rest = divmod(columns, lanes)
+    is_alone = not rest and vectors > _MOST_VECTORS and all(vectors % n for n in range(2, _MOST_VECTORS + 1))
+    return columns + lanes if is_alone else columns
 
 
 def _emit(columns: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:

@@ -10,6 +10,7 @@ from lib.graph.fusion import Model
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine.registers import Registers
 from lib.search import evolution
+from lib.tir import traces
 from lib.tir.operators import operators
 from lib.tir.workload import as_workload, load_module
 from tests.helpers import run_on
@@ -166,6 +167,24 @@ def test_products_and_1x1_convolutions_that_gain_are_replaced(cpu, made):
     )
 
 
+@pytest.mark.parametrize(("columns", "computed"), [(2192, 2208), (1000, 1024), (1184, 1216)])
+def test_columns_that_make_no_quarters_get_more_that_are_dropped(cpu, columns, computed):
+    made = model(op.matmul, (512, columns), 1, 384, 512)
+    module, changed = rewritten(made)
+    x = np.random.default_rng(1).normal(size=(1, 384, 512)).astype(np.float32)
+    expected = np.maximum(x @ made[1]["w"], 0)
+
+    assert changed["w"].shape == (7, 256, computed // 2)
+    [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+    assert subgraph.core_operator == "strassen_matmul"
+    function = load_module(subgraph.workload)
+    for proposal in evolution.sample(function, cpu.tvm(), 3, known=set(), seed=0):
+        assert proposal.space == "strassen"
+        tuned = traces.apply(function, proposal.trace).mod
+        out = run_on(tuned, cpu.tvm(), [x, changed["w"]], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -173,9 +192,10 @@ def test_products_and_1x1_convolutions_that_gain_are_replaced(cpu, made):
         convolution(padding=1),
         convolution(groups=2),
         convolution(kernel=3, padding=1),
-        model(op.matmul, (512, 520), 1, 197, 512),  # quarters of whole vectors there are none
-        model(op.matmul, (520, 512), 1, 197, 520),
-        model(op.matmul, (1024, 416), 1, 196, 1024),  # half of its columns are 13 vectors, which no good tile divides
+        model(op.matmul, (520, 512), 1, 197, 520),  # halves of the depth are no whole vectors
+        model(
+            op.matmul, (1024, 416), 1, 196, 1024
+        ),  # half of its columns are 13 vectors, and with another it is slower
         model(op.matmul, (4, 512, 512), 4, 197, 512),  # a product for each
         model(op.matmul, (512, 512), 1, 32, 512),  # too few rows
     ],
@@ -218,8 +238,8 @@ def test_whoever_wants_none_gets_none(cpu, choice, operator):
 
 
 def test_columns_that_it_cannot_quarter_are_widened_still(cpu):
-    made = model(op.matmul, (512, 1000), 1, 197, 512)
+    made = model(op.matmul, (512, 200), 1, 197, 512)  # of which 56 more would make quarters
 
     _, changed = reweight.rewrite(*made, [strassen.replacement(WIDE), widen.replacement(16)])
 
-    assert changed["w"].shape == (512, 1008)
+    assert changed["w"].shape == (512, 208)

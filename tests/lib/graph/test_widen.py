@@ -46,8 +46,9 @@ def widened(made, lanes=16):
 
 @pytest.mark.parametrize(
     ("made", "wider"),
-    [(product(24), 32), (convolution(24), 32), (convolution(24, strides=2), 32), (convolution(1), 16)],
-)
+    [(product(24), 32), (convolution(24), 32), (convolution(24, strides=2), 32), (convolution(1), 16),
+     (product(17 * 16), 18 * 16), (product(19 * 16 - 1), 20 * 16), (convolution(17 * 16), 18 * 16)],
+)  # fmt: skip
 def test_what_is_computed_stays_the_same(cpu, made, wider):
     module, changed = widened(made)
     shape = [int(n) for n in made[0]["main"].params[0].ty.shape.values]
@@ -128,6 +129,9 @@ def test_the_cut_is_fused_and_the_rest_is_tiled_in_whole_vectors(cpu):
     ("made", "why"),
     [
         (product(32), "its columns fill vectors"),
+        (product(13 * 16), "a tile of two rows holds thirteen vectors"),
+        (product(34 * 16), "two vectors divide its columns"),
+        (product(17 * 16, m=4), "it reads weights more than it computes, in tiles of one vector too"),
         (product(8), "half of each vector would be computed for nothing, as much as shorter ones lose"),
         (product(24, m=4), "it reads weights more than it computes"),
         (convolution(16, groups=16), "of a group's vector, one channel would be of use"),
