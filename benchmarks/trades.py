@@ -609,7 +609,8 @@ class _Tags(nn.Module):
     def forward(self, words: torch.Tensor, letters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         spelled = self.spelled(self.letters(letters).mT).amax(-1)
         found = self.tags(self.along(torch.cat([self.words(words), spelled], -1)[:, None])[0][:, 0])
-        score, back = found[0], []
+        score = found[0]
+        back: list[torch.Tensor] = []
         for n in range(1, found.shape[0]):
             best = (score[:, None] + self.steps).max(0)
             score, back = best.values + found[n], [*back, best.indices]

@@ -21,6 +21,7 @@ from lib.machine.dots import Dot
 from lib.machine.registers import narrowed
 
 FUNCTION = "packed_product"  # name of the functions, for people
+_FEWEST_ROWS = 8  # for which columns are copied to get more of them, which parts of vectors would fill
 
 
 def pack(model: Model, dot: Dot, lanes: int, wide: str | None = None) -> Model:
@@ -49,22 +50,23 @@ def of_activations(rewriter: Rewriter, call: relax.Call) -> tuple[tuple[int, ...
 
 
 def with_whole_vectors(model: Model, lanes: int) -> Model:
-    """The model with its products of two activations to fewer columns than a vector has, as those of a few tokens, to a
-    whole vector of them, where that is faster; see `lib.graph.widen`."""
-    return rewritten(model, [Rule("whole_vector", ("relax.matmul",), partial(_whole_vector, lanes))])
+    """The model with its products of two activations to columns that fill no whole vectors, as those of a few tokens or
+    of heads of 10 or 24 elements, to whole vectors of them, where that is faster; see `lib.graph.widen`."""
+    return rewritten(model, [Rule("whole_vectors", ("relax.matmul", "relax.einsum"), partial(_whole_vectors, lanes))])
 
 
-def _whole_vector(lanes: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    shapes = of_activations(rewriter, call)
-    if shapes is None or dtype(call) not in widen.SUMS or tuple(map(dtype, call.args)) != (dtype(call),) * 2:
+def _whole_vectors(lanes: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    shapes, found = of_activations(rewriter, call), factors(rewriter, call)
+    if shapes is None or dtype(call) not in widen.SUMS or tuple(map(dtype, found)) != (dtype(call),) * 2:
         return None
-    columns = shapes[1][-1]
-    if not 1 < columns < lanes or widen.computed(columns, lanes) == columns:
+    (*_, rows, _), (*_, columns) = shapes
+    more = widen.computed(columns, lanes) - columns
+    if columns == 1 or not more or (columns > lanes and rows < _FEWEST_ROWS):
         return None
-    widths = [0, 0] * (len(shapes[1]) - 1) + [0, lanes - columns]
-    wide = rewriter.emit(op.nn.pad(call.args[1], widths, "constant", 0.0))
-    product = rewriter.emit(op.matmul(call.args[0], wide, out_dtype=dtype(call)))
-    return widen.cut(rewriter.builder_, product, columns)
+    wide = rewriter.emit(op.nn.pad(found[1], [0, 0] * (len(shapes[1]) - 1) + [0, more], "constant", 0.0))
+    by_rows = call.op.name == "relax.einsum"
+    product = op.einsum([found[0], wide], CONTEXT) if by_rows else op.matmul(found[0], wide, out_dtype=dtype(call))
+    return widen.cut(rewriter.builder_, rewriter.emit(product), columns)
 
 
 def factors(rewriter: Rewriter, call: relax.Call) -> Sequence[relax.Expr]:

@@ -245,13 +245,23 @@ def _as_before(
         value = rewriter.value(other)
         return constant(value.reshape(shape[-1:])) if value is not None else None
     if shape != target:
-        return None
+        apart = _with_units_of(shape, source, target)
+        return None if apart is None else rewriter.emit(op.reshape(other, apart))
     same = rewriter.calls(other, "relax.reshape")
     if same is not None and rewriter.shape(same.args[0]) == source:
         return same.args[0]
     if (len(source), source) >= (len(target), target):
         return None  # in one direction alone: what is reshaped for another one would be reshaped back
     return rewriter.emit(op.reshape(other, source))  # of a residual sum, say: a view, which takes no time
+
+
+def _with_units_of(shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...] | None:
+    """What is broadcast to `target`, as it is broadcast to a shape that differs in axes of one element alone."""
+    if [n for n in source if n != 1] != [n for n in target if n != 1]:
+        return None
+    aligned = (1,) * (len(target) - len(shape)) + shape
+    rest = iter([n for n, whole in zip(aligned, target, strict=True) if whole != 1])
+    return tuple(1 if whole == 1 else next(rest) for whole in source)
 
 
 @rule("relax.broadcast_to", "relax.strided_slice", "relax.nn.pad")

@@ -131,10 +131,11 @@ def test_what_is_left_of_an_odd_reduction_and_a_rounding_are_one_epilogue(cpu):
     assert {proposal.space for proposal in found} == {"contraction"}
 
 
-@pytest.mark.parametrize("columns", [2, 7, 12])
-def test_a_product_to_few_columns_is_one_to_a_whole_vector(cpu, columns):
-    plain = of_inputs((3, 20, 24), (3, 24, columns))
-    x, y = normal(3, 20, 24), normal(3, 24, columns)
+@pytest.mark.parametrize(("multiply", "order"), [(op.matmul, (0, 1, 2, 3)), (context, (0, 2, 1, 3))])
+@pytest.mark.parametrize("columns", [2, 7, 12, 18, 24])
+def test_a_product_to_columns_that_fill_no_vectors_is_one_to_whole_ones(cpu, columns, multiply, order):
+    plain = of_inputs((1, 3, 20, 24), (1, 3, 24, columns), multiply)
+    x, y = normal(1, 3, 20, 24), normal(1, 3, 24, columns)
 
     wide = packing.with_whole_vectors(plain, 16)
 
@@ -142,11 +143,12 @@ def test_a_product_to_few_columns_is_one_to_a_whole_vector(cpu, columns):
     [found] = [each for each in extract_subgraphs(fused) if each.core_operator == "batch_matmul"]
     [program] = evolution.sample(load_module(found.workload), cpu.tvm(), 1, known=set(), seed=0)
     assert program.space == "contraction"
-    np.testing.assert_allclose(run(wide, [x, y], cpu), np.maximum(x, 0) @ np.maximum(y, 0), rtol=1e-5, atol=1e-5)
+    expected = (np.maximum(x, 0) @ np.maximum(y, 0)).transpose(order)
+    np.testing.assert_allclose(run(wide, [x, y], cpu), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("columns", [1, 8, 16, 18])
-def test_a_product_to_other_columns_stays(columns):
-    plain = of_inputs((3, 20, 24), (3, 24, columns))
+@pytest.mark.parametrize(("columns", "rows"), [(1, 20), (8, 20), (16, 20), (48, 20), (24, 4)])
+def test_a_product_to_other_columns_or_of_few_rows_stays(columns, rows):
+    plain = of_inputs((3, rows, 24), (3, 24, columns))
 
     assert packing.with_whole_vectors(plain, 16) is plain

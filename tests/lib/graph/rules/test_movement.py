@@ -179,6 +179,26 @@ def test_a_vector_of_more_axes_than_the_product_loses_them():
     assert after == ["matmul", "add", "reshape"]
 
 
+@pytest.mark.parametrize(
+    ("apart", "mask"),
+    [((1, 4, 2, 3, 3), (1, 4, 1, 3, 3)), ((1, 4, 2, 3, 3), (4, 1, 3, 3)), ((4, 2, 1, 3, 3), (4, 1, 1, 1, 3))],
+)
+def test_a_mask_of_windows_is_added_in_the_shape_of_the_product(apart, mask):
+    def build(x, y):  # as Swin adds one: the scores of a batch's windows get an axis for the batch
+        masked = op.add(op.reshape(op.matmul(x, y), apart), const(random(mask)))
+        return op.nn.softmax(op.reshape(masked, (4, 2, 3, 3)))
+
+    after = becomes(rules.RULES, build, (4, 2, 3, 5), (4, 2, 5, 3))[1]
+    assert after[-2:] == ["add", "nn.softmax"]  # after the product, and a view of the mask
+
+
+def test_a_mask_of_the_windows_of_two_images_stays_where_it_is():
+    def build(x, y):
+        return op.add(op.reshape(op.matmul(x, y), (2, 2, 2, 3, 3)), const(random((1, 2, 1, 3, 3))))
+
+    assert stays([rules.reshape_later], build, (4, 2, 3, 5), (4, 2, 5, 3))
+
+
 def test_products_of_two_shapes_are_added_in_one_of_them_and_rewriting_ends():
     def build(x, y):
         return op.exp(
