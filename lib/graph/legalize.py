@@ -16,7 +16,7 @@ from tvm.relax import transform
 
 from lib.graph import patterns
 from lib.graph.rewrite import dtype, static_shape
-from lib.tir import lookup
+from lib.tir import extrema, lookup
 
 _FLOATS = ("float16", "float32", "float64")
 _SINE = [(-1) ** n / math.factorial(2 * n + 1) for n in (4, 3, 2, 1)]  # of powers of a square, after the first term
@@ -95,12 +95,8 @@ def _isnan(x: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, of, name="isnan", tag=topi.tag.ELEMWISE)
 
 
-def _extremum(call: relax.Call, combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr], start: float) -> "_Function":
-    """Largest or smallest along axes. TVM's own begins with the largest finite number: of nothing but infinities, as
-    masks of attention have them, it makes that. The price: `rfactor` knows no other beginning, so a maximum over rows
-    is not split into vectors.
-    """
-    reducer = te.comm_reducer(combine, lambda dtype: tirx.const(start, dtype), name=call.op.name.rpartition(".")[2])
+def _extremum(call: relax.Call, reducer: Callable[..., tirx.Expr]) -> "_Function":
+    """Largest or smallest along axes, of infinities as well (`lib.tir.extrema`)."""
 
     def of(x: te.Tensor) -> te.Tensor:
         given = range(x.ndim) if call.attrs.axis is None else call.attrs.axis
@@ -113,7 +109,8 @@ def _extremum(call: relax.Call, combine: Callable[[tirx.Expr, tirx.Expr], tirx.E
             return reducer(x(*(place[axis] for axis in range(x.ndim))), axis=list(turns.values()))
 
         shape = [1 if axis in axes else x.shape[axis] for axis in kept]
-        return te.compute(shape, at, name=f"{x.op.name}_red", tag=topi.tag.COMM_REDUCE)
+        marks = {extrema.MARK: 1}
+        return te.compute(shape, at, name=f"{x.op.name}_red", tag=topi.tag.COMM_REDUCE, attrs=marks)
 
     return of
 
@@ -132,8 +129,8 @@ _MAKE: dict[str, Callable[[relax.Call], _Function]] = {
     "nn.silu": lambda call: lambda x: topi.multiply(x, _sigmoid(x)),
     "nn.gelu": lambda call: _gelu,
     "nn.gelu_tanh": lambda call: _gelu_tanh,
-    "max": lambda call: _extremum(call, lambda a, b: tirx.Max(a, b), -math.inf),
-    "min": lambda call: _extremum(call, lambda a, b: tirx.Min(a, b), math.inf),
+    "max": lambda call: _extremum(call, te.max),
+    "min": lambda call: _extremum(call, te.min),
     "nn.softmax": lambda call: partial(topi.nn.fast_softmax, axis=int(call.attrs.axis)),
 }
 

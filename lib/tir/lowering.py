@@ -24,6 +24,7 @@ from lib.tir import (
     anywhere,
     cpu_check,
     dot,
+    extrema,
     gaps,
     gpu,
     logarithm,
@@ -104,7 +105,8 @@ def _passes(lowering: Lowering, is_delivered: bool) -> tuple[tvm.transform.Pass,
     # Peeling copies the K loop into a full tile and one at the border with one loop variable, by which prefetches are
     # inserted: after it, both would get those of one of them.
     before = (
-        [anywhere.insert] * (is_delivered and not lowering.repair)
+        [extrema.insert]
+        + [anywhere.insert] * (is_delivered and not lowering.repair)
         + [prefetch.insert] * lowering.prefetch
         + [straight.insert, remainder.peel, gaps.split, outside.skip] * lowering.peel
         + [gpu.repair] * lowering.repair

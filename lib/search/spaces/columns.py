@@ -6,6 +6,8 @@ Tasks share channels out. Where these are few, parts of the image are reduced si
     parallel (parts, channels.0)                               parts: none, or some (rfactor)
         lines, vectors (unrolled), lanes (vectorised)
         the epilogue
+
+Where vectors leave channels over, those are computed in a shorter vector, apart (`lib.tir.remainder`).
 """
 
 from collections.abc import Sequence
@@ -21,9 +23,10 @@ from tvm.target import Target
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import primitives, tiling
 from lib.search.spaces.space import feasible
-from lib.tir import analysis
+from lib.tir import analysis, remainder
 
 _MAX_VECTORS = 8  # accumulators: enough to hide the latency of an addition
+_LEAST = 2  # vectors; of fewer, what is left over is a large part
 _PARTS = (2, 4, 7, 8, 14, 16, 28, 32)  # of an image
 
 
@@ -53,7 +56,9 @@ def _lanes(block: SBlock, machine: Registers) -> int:
     loads = [load for load in analysis.loaded(store) if reduced & analysis.variables(load.indices)]
     if not loads or column not in axes or not all(load.indices[-1].same_as(column) for load in loads):
         return 0
-    return tiling.lanes_for(analysis.extents(block)[column], machine)
+    channels = analysis.extents(block)[column]
+    lanes = tiling.lanes_for(channels, machine)
+    return machine.lanes if lanes <= machine.lanes // 4 and channels >= _LEAST * machine.lanes else lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ def _in_parts(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
     found, loops = schedule.get(block), schedule.get_loops(block)
     spatial, last, first = analysis.spatial_axes(found), analysis.last_axis(found), analysis.reduction_axes(found)[0]
     numbers = [n for n in _PARTS if primitives.extent_of(schedule, loops[first]) % n == 0]
-    if not numbers or schedule.get_producers(block) or max(spatial) > first:
+    leaves_some = primitives.extent_of(schedule, loops[last]) % lanes
+    if not numbers or leaves_some or schedule.get_producers(block) or max(spatial) > first:
         raise ScheduleError("an image that is not cut")
     part, _ = schedule.split(loops[first], [primitives.sampled_choice(schedule, numbers), None])
     of_part = schedule.rfactor(part, 0)
@@ -96,12 +102,14 @@ def _in_parts(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
 
 def _accumulate(schedule: Schedule, block: SBlockRV, loops: _Loops, lanes: int, results: SBlockRV) -> None:
     """Tile a reduction, whose accumulators have the scope `local`, with what reads them."""
-    n_vectors = primitives.extent_of(schedule, loops.channels) // lanes
-    vectors = [n for n in tiling.divisors(n_vectors) if n <= _MAX_VECTORS]
+    n_channels = primitives.extent_of(schedule, loops.channels)
+    vectors = _vectors(n_channels, lanes)
     factors = [None, primitives.sampled_choice(schedule, vectors), lanes]
     channels, vector, lane = schedule.split(loops.channels, factors)
     schedule.reorder(*loops.outer, channels, *loops.lines, vector, lane)
     task = schedule.fuse(*loops.outer, channels)
+    if n_channels % lanes:
+        schedule.annotate(task, remainder.MARK, 1)
     schedule.parallel(task)
     schedule.vectorize(lane)
     schedule.unroll(vector)
@@ -111,3 +119,11 @@ def _accumulate(schedule: Schedule, block: SBlockRV, loops: _Loops, lanes: int, 
     *_, vector, lane = schedule.get_loops(initial)
     schedule.vectorize(lane)
     schedule.unroll(vector)
+
+
+def _vectors(channels: int, lanes: int) -> list[int]:
+    """Numbers of vectors to choose from; where they leave channels over, in the last tile."""
+    if channels % lanes == 0:
+        return [n for n in tiling.divisors(channels // lanes) if n <= _MAX_VECTORS]
+    most = min(_MAX_VECTORS, channels // lanes)
+    return [n for n in range(1, most + 1) if tiling.has_vectors(channels % (n * lanes), lanes)]

@@ -66,13 +66,13 @@ def _with_remainders(rows: int, columns: int, machine: Registers) -> list[tuple[
     """Tiles (lanes, vectors, rows) that need not divide the rows, nor the columns if whole vectors do not."""
     n, lanes = columns // machine.lanes, machine.lanes
     if columns % lanes:
-        vectors = [v for v in range(1, min(n, machine.count) + 1) if _has_vectors(columns % (v * lanes), lanes)]
+        vectors = [v for v in range(1, min(n, machine.count) + 1) if has_vectors(columns % (v * lanes), lanes)]
     else:
         vectors = divisors(n)
     return [(lanes, v, r) for v in vectors for r in range(1, min(rows, machine.count) + 1)]
 
 
-def _has_vectors(remainder: int, lanes: int) -> bool:
+def has_vectors(remainder: int, lanes: int) -> bool:
     """Whether the columns that remain are whole vectors, or part of one: only then do the loops over vectors and over
     lanes each have one extent in the last tile."""
     return remainder % lanes == 0 or remainder < lanes

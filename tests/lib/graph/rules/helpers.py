@@ -8,6 +8,7 @@ import tvm_ffi
 from tvm import relax
 
 from lib.graph.rewrite import Rule, rewrite
+from lib.tir import lowering
 
 Shape = Sequence[int | str]  # an extent with a name is not known until the function is called
 _TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})  # these run once
@@ -43,7 +44,8 @@ def operators(made: tvm.IRModule) -> list[str]:
 
 def run(made: tvm.IRModule, *arrays: np.ndarray) -> list[np.ndarray]:
     """The results of `main`."""
-    machine = relax.VirtualMachine(relax.build(made, target=_TARGET), tvm.cpu())
+    pipeline = lowering.pipeline(lowering.standard("llvm"))
+    machine = relax.VirtualMachine(relax.build(made, target=_TARGET, tir_pipeline=pipeline), tvm.cpu())
     found = machine["main"](*(tvm.runtime.tensor(array) for array in arrays))
     return [tensor.numpy() for tensor in ([found] if isinstance(found, tvm.runtime.Tensor) else found)]
 

@@ -4,6 +4,7 @@ from tvm.relax import op
 
 from lib.search.spaces import columns
 from lib.search.spaces.table import fitting
+from lib.tir import remainder
 from tests.helpers import matmul, run_on, subgraph
 from tests.lib.search.spaces.test_contraction import sampled
 from tests.lib.search.spaces.test_rows import softmax
@@ -22,7 +23,13 @@ def summed(_, x):
     return op.sum(x, [0])
 
 
+def exponentials(_, x):
+    return op.sum(op.exp(x), [0])
+
+
 def in_numpy(make, x):
+    if make is exponentials:
+        return np.exp(x.astype(np.float64)).sum(0)
     if make is pooled:
         return x.astype(np.float64).mean((1, 2), keepdims=True)
     return x.max((1, 2)) if make is largest else x.astype(np.float64).sum(0)
@@ -42,9 +49,29 @@ def test_every_program_computes_what_it_should(cpu, make, shape):
     assert fitting(workload, cpu.tvm()).name == "columns"
     texts = [schedule.mod.script() for schedule in schedules]
     assert any(text.count("T.parallel(") == 1 for text in texts)  # over the whole image
-    assert make is largest or any(text.count("T.parallel(") == 2 for text in texts)  # in parts, and of these
+    assert any(text.count("T.parallel(") == 2 for text in texts)  # in parts, and of these
     for schedule in schedules:
         assert 'scope="local"' in schedule.mod.script()
+        found = run_on(schedule.mod, cpu.tvm(), [x], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(summed, (24, 257)), (largest, (2, 5, 6, 37)), (pooled, (1, 7, 7, 141)), (exponentials, (9, 47))],
+)
+def test_channels_that_vectors_leave_over_are_in_a_shorter_one(cpu, make, shape):
+    workload = subgraph(cpu, make, shape)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    expected = in_numpy(make, x)
+
+    schedules = sampled(workload, cpu)
+
+    assert fitting(workload, cpu.tvm()).name == "columns"
+    for schedule in schedules:
+        text = schedule.mod.script()
+        assert remainder.MARK in text
+        assert "T.vectorized(T.int64(16))" in text
         found = run_on(schedule.mod, cpu.tvm(), [x], np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -83,8 +83,7 @@ def test_every_program_computes_what_it_should(cpu, make, shape):
     for schedule in schedules:
         text = schedule.mod.script()
         assert (text.count("T.parallel(") == 1) != (text.count('"parallel": 1') == 1)
-        # TVM's `rfactor` knows maxima that begin with the lowest finite number alone; ours begin with -inf.
-        assert make is maximum or "T.vectorized(" in text
+        assert "T.vectorized(" in text
         found = run_on(schedule.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
