@@ -22,6 +22,7 @@ from lib.graph import (
     parts,
     patterns,
     recurrence,
+    running,
     scatter,
     selection,
 )
@@ -99,7 +100,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     ]
     with target:
         if target.kind.name == "llvm":  # before TVM's passes sort
-            module = scatter.in_rows(selection.in_vectors(module), target)
+            module = running.in_lines(scatter.in_rows(selection.in_vectors(module), target), target)
         module = recurrence.in_programs(module)
         module = padding.into_convolutions(casts.by_readers(tvm.transform.Sequential(passes)(module)))
         module = parts.read_in_place(concatenation.place_parts(module))
