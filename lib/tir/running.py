@@ -1,8 +1,8 @@
 """Running sums along an axis: of gates of a state space, of positions, of masks.
 
-Each sum is in the order of the elements. Where another axis follows, vectors of it are summed; else some rows go side by
-side, as each is a chain of additions that wait for one another. TVM's own program goes along one row after the other,
-element by element.
+Each sum is in the order of the elements. Where another axis follows, vectors of it are summed; else some rows go side
+by side, as each is a chain of additions that wait for one another. TVM's own program goes along one row after the
+other, element by element.
 """
 
 from functools import cache
