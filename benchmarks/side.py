@@ -91,13 +91,13 @@ def onnxruntime(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loade
     alone = ort.SessionOptions()
     alone.intra_op_num_threads = 1
     exact = ort.InferenceSession(str(file), alone, providers=["CPUExecutionProvider"])
-    found = [aligned(value) for value in exact.run(None, feed)]
+    found = exact.run(None, feed)
     del exact
     binding = session.io_binding()
     for name, array in feed.items():
         binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
     for value, array in zip(session.get_outputs(), found, strict=True):
-        binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array))
+        binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(aligned(array)))
     return Loaded(lambda: session.run_with_iobinding(binding), lambda: found, f"ONNX Runtime {ort.__version__}")
 
 
