@@ -1,8 +1,7 @@
-"""Running sums along an axis: of gates of a state space, of positions, of masks.
+"""Running sums along an axis that others follow: of gates of a state space, of maps of masks.
 
-Each sum is in the order of the elements. Where another axis follows, vectors of it are summed; else some rows go side
-by side, as each is a chain of additions that wait for one another. TVM's own program goes along one row after the
-other, element by element.
+Vectors of what follows the axis are summed, each in the order of the elements. TVM's own program goes along the axis for
+one element after the other, which touches a line of the cache for each.
 """
 
 from functools import cache
@@ -13,7 +12,12 @@ from tvm.script import tirx as T
 from lib.tir import parallel
 
 FUNCTION = "running_sum"  # name of the functions and of their blocks
-_LANES, _ROWS = 16, 8
+_LANES = 16
+
+
+def width(inner: int) -> int:
+    """Of the vectors that are summed: the widest that fill what follows the axis."""
+    return next(n for n in range(_LANES, 0, -1) if inner % n == 0)
 
 
 @cache
@@ -23,18 +27,17 @@ def of_lines(outer: int, length: int, inner: int, kind: str, is_exclusive: bool,
     Args:
         kind: Element type of both.
         is_exclusive: Sums are of what comes before an element, without it.
-        parts: That the lines are cut into, as many as there are threads.
+        parts: That the vectors are cut into, as many as there are threads.
     """
-    width = _widest(inner, _LANES) if inner > 1 else _widest(outer, _ROWS)
-    across, down = (inner // width, 1) if inner > 1 else (1, width)  # units along the last axis; rows in a unit
-    units, loop = outer * inner // width, T.vectorized if inner > 1 else T.unroll
-    each = -(-units // parts)
+    lanes = width(inner)
+    across = inner // lanes
+    each = -(-outer * across // parts)
 
-    def row(unit: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
-        return unit * down + lane if down > 1 else unit // across
+    def row(vector: tirx.Expr) -> tirx.Expr:
+        return vector // across
 
-    def column(unit: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
-        return unit % across * width + lane if inner > 1 else T.int64(0)
+    def column(vector: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
+        return vector % across * lanes + lane
 
     @T.prim_func(private=True, s_tir=True)
     def function(
@@ -46,30 +49,24 @@ def of_lines(outer: int, length: int, inner: int, kind: str, is_exclusive: bool,
                 p = T.axis.spatial(T.int64(parts), part)
                 T.reads(data[T.int64(0) : T.int64(outer), T.int64(0) : T.int64(length), T.int64(0) : T.int64(inner)])
                 T.writes(result[T.int64(0) : T.int64(outer), T.int64(0) : T.int64(length), T.int64(0) : T.int64(inner)])
-                total = T.sblock_alloc_buffer((T.int64(width),), kind, scope="local")
-                for unit in T.serial(T.int64(each)):
-                    if p * T.int64(each) + unit < T.int64(units):
-                        for lane in loop(T.int64(width)):
+                total = T.sblock_alloc_buffer((T.int64(lanes),), kind, scope="local")
+                for n in T.serial(T.int64(each)):
+                    if p * T.int64(each) + n < T.int64(outer * across):
+                        for lane in T.vectorized(T.int64(lanes)):
                             total[lane] = T.Cast(kind, 0)
-                        for n in T.serial(T.int64(length)):
-                            for lane in loop(T.int64(width)):
+                        for line in T.serial(T.int64(length)):
+                            for lane in T.vectorized(T.int64(lanes)):
                                 if is_exclusive:
-                                    result[
-                                        row(p * T.int64(each) + unit, lane), n, column(p * T.int64(each) + unit, lane)
-                                    ] = total[lane]
+                                    result[row(p * T.int64(each) + n), line, column(p * T.int64(each) + n, lane)] = (
+                                        total[lane]
+                                    )
                                 total[lane] = (
                                     total[lane]
-                                    + data[
-                                        row(p * T.int64(each) + unit, lane), n, column(p * T.int64(each) + unit, lane)
-                                    ]
+                                    + data[row(p * T.int64(each) + n), line, column(p * T.int64(each) + n, lane)]
                                 )
                                 if not is_exclusive:
-                                    result[
-                                        row(p * T.int64(each) + unit, lane), n, column(p * T.int64(each) + unit, lane)
-                                    ] = total[lane]
+                                    result[row(p * T.int64(each) + n), line, column(p * T.int64(each) + n, lane)] = (
+                                        total[lane]
+                                    )
 
     return function.with_attr("tirx.noalias", True)
-
-
-def _widest(extent: int, most: int) -> int:
-    return next(n for n in range(most, 0, -1) if extent % n == 0)

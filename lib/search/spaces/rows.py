@@ -60,9 +60,11 @@ def _lanes(blocks: list[SBlock], machine: Registers) -> int:
     for block in blocks:
         if _longer(analysis.extents(block).values()) not in (_longer(rows), _longer([*rows, columns])):
             return 0
-    lanes = tiling.lanes_for(columns, machine)
-    if lanes <= machine.lanes // 4 and columns >= _SHORTEST * machine.lanes:
-        return machine.lanes  # and a remainder
+    lanes, widest = tiling.lanes_for(columns, machine), machine.lanes
+    if widest <= columns < _SHORTEST * widest and widest > _FEW:
+        widest //= 2
+    if not widest // 4 < lanes <= widest and columns >= _SHORTEST * widest:
+        return widest  # and a remainder, if it does not divide them
     return lanes if columns >= _SHORTEST * lanes else 0
 
 

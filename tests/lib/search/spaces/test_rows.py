@@ -68,7 +68,7 @@ def in_numpy(make, x, *affine):
 
 
 @pytest.mark.parametrize("make", [softmax, layer_norm, maximum])
-@pytest.mark.parametrize("shape", [(N, WIDTH), (2, 3, 4, WIDTH), (N, 63), (2, 3, 4, 37), (12, 100)])
+@pytest.mark.parametrize("shape", [(N, WIDTH), (2, 3, 4, WIDTH), (N, 63), (2, 3, 4, 37), (12, 100), (40, 16), (40, 19)])
 def test_every_program_computes_what_it_should(cpu, make, shape):
     workload = make(cpu, *shape)
     rng = np.random.default_rng(0)
