@@ -1,5 +1,7 @@
-"""Running sums along an axis that others follow by a kernel of our own (`lib.tir.running`); along the last axis TVM's are
-as fast, since rows overlap."""
+"""Running sums along an axis that others follow, by a kernel of our own (`lib.tir.running`).
+
+Along the last axis TVM's are as fast: the chains of additions of several rows overlap in a core.
+"""
 
 import math
 from functools import partial

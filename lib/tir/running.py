@@ -1,7 +1,7 @@
 """Running sums along an axis that others follow: of gates of a state space, of maps of masks.
 
-Vectors of what follows the axis are summed, each in the order of the elements. TVM's own program goes along the axis for
-one element after the other, which touches a line of the cache for each.
+Vectors of what follows the axis are summed, each in the order of the elements. TVM's own program goes along the axis
+for one element after the other, which touches a line of the cache for each.
 """
 
 from functools import cache
