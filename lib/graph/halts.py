@@ -1,10 +1,15 @@
-"""Sums of what two kernels make: one hands its part over as bytes, if it has rounded it to bytes.
+"""Places where the kernel of a contraction is to end, though FuseOps would go on.
 
-FuseOps makes a sum the epilogue of the contraction that comes first, and ends the other's kernel where the sum begins:
-after its bytes were dequantised (`lib.graph.rules.quantization`), in four times the memory. The projection at the first
-block of a ResNet writes 3.2 MB then, and a program that no search finds fault with, since it writes them to a cache
-again and again, took five times as long as where it read and wrote bytes. So a halt stands between quantising and
-dequantising while operators are fused: a function that FuseOps leaves alone, and that computes nothing.
+**Sums of what two kernels make: one hands its part over as bytes, if it has rounded it to bytes.** FuseOps makes a sum
+the epilogue of the contraction that comes first, and ends the other's kernel where the sum begins: after its bytes were
+dequantised (`lib.graph.rules.quantization`), in four times the memory. The projection at the first block of a ResNet
+writes 3.2 MB then, and a program that no search finds fault with, since it writes them to a cache again and again, took
+five times as long as where it read and wrote bytes. So a halt stands between quantising and dequantising.
+
+**A single column that is spread over several.** The force between two atoms, a number, times the three coordinates of
+what lies between them: such an epilogue has more columns than the contraction, and no space has programs of it.
+
+A halt, while operators are fused, is a function that FuseOps leaves alone, and that computes nothing.
 """
 
 from collections.abc import Mapping
@@ -17,7 +22,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
 from lib.graph.concatenation import called
-from lib.graph.rewrite import CONTRACTIONS, dtype, is_call, mutated
+from lib.graph.rewrite import CONTRACTIONS, arguments, dtype, is_call, mutated, static_shape
+from lib.graph.rules.constants import ELEMENTWISE
 
 _FUNCTION, _MARK = "halt", "is_halt"
 _BYTES = ("uint8", "int8")
@@ -45,15 +51,15 @@ class _Placer(PyExprMutator):
     def __init__(self, module: tvm.IRModule) -> None:
         super().__init__(module)
         self._module = module
-        self._handed_over: set[relax.Var] = set()
+        self._ends: set[relax.Var] = set()
 
     def with_halts(self, function: relax.Function) -> relax.Expr:
-        self._handed_over = _handed_over(self._module, function)
+        self._ends = _handed_over(self._module, function) | _spread(self._module, function)
         return self.visit_expr(function)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         super().visit_var_binding_(binding)
-        if binding.var in self._handed_over:
+        if binding.var in self._ends:
             attrs = {**patterns.marks(patterns.OPAQUE), _MARK: tvm.tirx.IntImm("int32", 1)}
             halt = self.builder_.call_te(
                 _same, self.visit_expr(binding.var), primfunc_name_hint=_FUNCTION, primfunc_attrs=attrs
@@ -92,6 +98,32 @@ def _handed_over(module: tvm.IRModule, function: relax.Function) -> set[relax.Va
         made = [(order[by], part) for part in parts if (by := _contraction(module, part, values)) is not None]
         if len(made) == 2 and made[0][0] != made[1][0]:
             found.add(max(made, key=lambda each: each[0])[1])
+    return found
+
+
+def _spread(module: tvm.IRModule, function: relax.Function) -> set[relax.Var]:
+    """The single columns of contractions that an operator spreads over several."""
+    values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+
+    def is_contracted(expr: relax.Expr) -> bool:
+        call = values.get(expr) if isinstance(expr, relax.Var) else None
+        if isinstance(call, relax.Var):
+            return is_contracted(call)
+        made = called(call) if call is not None else None
+        pattern = None if made is None else patterns.marked(module[made[0]])
+        if is_call(call, *CONTRACTIONS) or pattern == patterns.OUT_ELEMENTWISE:
+            return True
+        if made is not None:
+            return pattern == patterns.ELEMENTWISE and is_contracted(made[1][0])
+        return is_call(call, *ELEMENTWISE) and any(map(is_contracted, call.args))
+
+    def is_column(expr: relax.Expr) -> bool:
+        return isinstance(expr, relax.Var) and (static_shape(expr) or (0,))[-1] == 1
+
+    found = set()
+    for value in values.values():
+        if is_call(value, *ELEMENTWISE) and (static_shape(value) or (0,))[-1] > 1:
+            found.update(arg for arg in arguments(value) if is_column(arg) and is_contracted(arg))
     return found
 
 

@@ -1,10 +1,17 @@
-"""Sums of two contractions of bytes: what one kernel hands to the other."""
+"""Where kernels end: what one of two contractions of bytes hands to the other, and columns that are spread."""
 
+import numpy as np
+import pytest
 from tvm import relax
+from tvm.relax import op
 
 from lib.graph import fusion, halts
 from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
+from lib.graph.subgraphs import extract_subgraphs
 from lib.models import onnx_import
+from lib.search.spaces.table import fitting
+from lib.tir.workload import load_module
+from tests.lib.graph.test_precision import model, run
 from tests.lib.models.test_onnx_quantized import CASES, file, kernels_of
 
 
@@ -46,3 +53,34 @@ def test_no_halt_is_left(tmp_path, cpu):
     assert called
     assert not [name for name in called if halts._FUNCTION in name]
     assert not [gvar for gvar, f in module.functions_items() if halts._MARK in (f.attrs or {})]
+
+
+def forces(builder, x, between, w):
+    """A number for each pair of atoms, which says how strongly they attract, along what lies between them."""
+    strength = builder.emit(op.tanh(op.add(op.matmul(x, w), relax.const(0.5))))
+    return op.multiply(between, strength)
+
+
+def product(builder, x, between, w):
+    return op.multiply(op.add(op.matmul(x, w), relax.const(0.5)), between)
+
+
+@pytest.mark.parametrize(
+    ("make", "columns", "kernels"), [(forces, 1, 2), (product, 3, 1)], ids=["one column", "as many columns"]
+)
+def test_a_column_that_is_spread_is_written_first(cpu, make, columns, kernels):
+    plain = model([(9, 9, 32), (9, 9, 3), (32, columns)], make, n_inputs=2)
+    chosen = choose_algorithms(plain, cpu, AlgorithmConfig())
+    rng = np.random.default_rng(1)
+    x, between = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 9, 32), (9, 9, 3)))
+    score = x @ plain.weights["p2"] + 0.5
+    expected = between * (np.tanh(score) if make is forces else score)
+
+    found = extract_subgraphs(fusion.fuse(chosen.module, cpu.tvm()))
+
+    assert len(found) == kernels
+    [contraction] = [each for each in found if each.core_operator == "matmul"]
+    space = fitting(load_module(contraction.workload), cpu.tvm())
+    assert space is not None
+    assert space.name == "contraction"
+    np.testing.assert_allclose(run(chosen, [x, between], cpu), expected, rtol=1e-5, atol=1e-5)
