@@ -185,6 +185,24 @@ def reshape_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return None
 
 
+@rule("relax.multiply")
+def gate_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """reshape(x) * f(reshape(x)), as SiLU is written, as reshape(x * f(x)): the same where two read what is reshaped."""
+    for reshaped, gate in (call.args, call.args[::-1]):
+        reshape, function = rewriter.calls(reshaped, "relax.reshape"), rewriter.calls(gate, *_ANY_SHAPE)
+        if reshape is None or function is None or not function.args[0].same_as(reshaped):
+            continue
+        source, shape = reshape.args[0], rewriter.shape(call)
+        if shape is None or not rewriter.read_once(gate):
+            continue
+        if rewriter.calls(_root(rewriter, source), *CONTRACTIONS, "relax.einsum") is None:
+            continue
+        args = [source, *function.args[1:]]
+        made = rewriter.emit(relax.Call(function.op, args, function.attrs, function.ty_args))
+        return op.reshape(rewriter.emit(op.multiply(source, made)), shape)
+    return None
+
+
 @rule(*_ANY_SHAPE, *_BINARY)
 def transpose_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """f(transpose(x), transpose(y)) as transpose(f(x, y)): transposes become adjacent, and cancel out."""
@@ -433,6 +451,7 @@ RULES: list[Rule] = [
     join_few_rows,
     keep_heads,
     reshape_later,
+    gate_later,
     transpose_later,
     transpose_before_padding,
     drop_identity,

@@ -151,6 +151,27 @@ def test_a_product_is_reshaped_last(function):
     assert (after[0], after[-1], len(after)) == ("matmul", "reshape", 3)
 
 
+@pytest.mark.parametrize("gate", [op.sigmoid, op.tanh])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_product_times_its_own_gate_is_reshaped_last(gate, is_last):
+    def build(x):
+        y = op.add(dense(x), ROW)
+        return op.multiply(*((gate(y), y) if is_last else (y, gate(y))))
+
+    after = becomes([rules.reshape_later, rules.gate_later], build, (2, 3, 4))[1]
+    assert after[:2] == ["matmul", "add"]
+    assert after[-2:] == ["multiply", "reshape"]
+    assert after.count("reshape") == 1
+
+
+def test_what_is_reshaped_for_a_gate_without_a_product_stays():
+    def build(x):
+        y = op.reshape(op.exp(x), (6, 4))
+        return op.multiply(y, op.sigmoid(y))
+
+    assert stays([rules.gate_later], build, (2, 3, 4))
+
+
 def test_a_function_of_nothing_else_goes_before_any_reshape_and_the_transposes_around_it_cancel_out():
     def build(x):  # as in SegFormer: an image in NCHW between tokens
         image = op.permute_dims(op.reshape(op.matmul(x, const(random((4, 3)))), (2, 2, 3, 3)), [0, 3, 1, 2])
