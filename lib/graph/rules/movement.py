@@ -9,7 +9,7 @@ from tvm.relax import op
 
 from lib.graph import axes
 from lib.graph.axes import Movement, Step
-from lib.graph.rewrite import CONTRACTIONS, Rewriter, Rule, constant, dtype, rule, to_channels_first
+from lib.graph.rewrite import CONTRACTIONS, Rewriter, Rule, constant, dtype, in_order, rule, to_channels_first
 
 _MAX_PARTS = 64  # of a split
 _FEW_ROWS = 4  # from which on a register tile of them is not much slower than one of more
@@ -19,6 +19,7 @@ _CHAIN = ("relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze"
 _ANY_SHAPE = ("relax.nn.relu", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.tanh", "relax.erf", "relax.sigmoid",
               "relax.nn.silu", "relax.exp", "relax.sqrt", "relax.negative", "relax.astype", "relax.round",
               "relax.clip")  # fmt: skip
+_REDUCTIONS = ("relax.max", "relax.min", "relax.sum", "relax.mean")
 _BINARY = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum")
 
 
@@ -187,7 +188,7 @@ def reshape_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 @rule("relax.multiply")
 def gate_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """reshape(x) * f(reshape(x)), as SiLU is written, as reshape(x * f(x)): the same where two read what is reshaped."""
+    """reshape(x) * f(reshape(x)), as SiLU is written, as reshape(x * f(x))."""
     for reshaped, gate in (call.args, call.args[::-1]):
         reshape, function = rewriter.calls(reshaped, "relax.reshape"), rewriter.calls(gate, *_ANY_SHAPE)
         if reshape is None or function is None or not function.args[0].same_as(reshaped):
@@ -223,6 +224,20 @@ def transpose_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
             return None
         args.append(each.args[0])
     return op.permute_dims(rewriter.emit(relax.Call(call.op, args, call.attrs, call.ty_args)), order)
+
+
+@rule(*_REDUCTIONS)
+def transpose_after_reduction(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A reduction of what was transposed for it alone: the result is transposed, which is smaller."""
+    moved = rewriter.calls(call.args[0], "relax.permute_dims")
+    order = None if moved is None else order_of(moved)
+    if moved is None or order is None or call.attrs.axis is None or not rewriter.read_once(call.args[0]):
+        return None
+    axes = {int(axis) % len(order) for axis in call.attrs.axis}
+    reduce, keepdims = getattr(op, call.op.name.rpartition(".")[2]), bool(call.attrs.keepdims)
+    found = rewriter.emit(reduce(moved.args[0], sorted(order[axis] for axis in axes), keepdims))
+    kept = [each for axis, each in enumerate(order) if keepdims or axis not in axes]
+    return in_order(rewriter, found, [sorted(kept).index(each) for each in kept])
 
 
 @rule("relax.permute_dims")
@@ -453,6 +468,7 @@ RULES: list[Rule] = [
     reshape_later,
     gate_later,
     transpose_later,
+    transpose_after_reduction,
     transpose_before_padding,
     drop_identity,
     single_concat,

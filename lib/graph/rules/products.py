@@ -4,7 +4,8 @@ Shapes: b batch and heads, n = h w queries, m = k l keys, c size of a head.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from tvm import relax
@@ -18,7 +19,8 @@ CONTEXT = "bhnm,bhms->bnhs"  # attention's second product, as rules write it: ot
 
 @rule("relax.einsum")
 def product_of_einsum(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """An einsum of two tensors, of which each axis is of the result or summed over, as one product of matrices."""
+    """An einsum of two tensors, of which each axis is of the result or summed over, as one product of matrices: of the
+    first with the second, or the other way round, where less is moved then."""
     operands, text = rewriter.fields(call.args[0]), str(call.attrs.subscripts).replace(" ", "")
     if operands is None or len(operands) != 2 or text == CONTEXT or not _is_plain(text):
         return None
@@ -29,15 +31,51 @@ def product_of_einsum(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
     extents = dict(zip(first + second, shapes[0] + shapes[1], strict=True))
     if any(extents[axis] != extent for axis, extent in zip(first, shapes[0], strict=True)):
         return None  # one is broadcast
-    batch = [axis for axis in result if axis in first and axis in second]
-    rows, columns = ([axis for axis in result if axis in own and axis not in batch] for own in (first, second))
-    depth = [axis for axis in first if axis not in result]
-    left = _as_matrices(rewriter, operands[0], first, (batch, rows, depth), extents)
-    right = _as_matrices(rewriter, operands[1], second, (batch, depth, columns), extents)
+    is_known = [rewriter.value(each) is not None for each in operands]
+    ways = [_Way.of(first, second, result), _Way.of(second, first, result)]
+    costs = [ways[0].moved(extents, *is_known), ways[1].moved(extents, *is_known[::-1])]
+    is_swapped = costs[1] < costs[0]
+    way, (one, other) = ways[is_swapped], operands[::-1] if is_swapped else operands
+    left = _as_matrices(rewriter, one, way.first, (way.batch, way.rows, way.depth), extents)
+    right = _as_matrices(rewriter, other, way.second, (way.batch, way.depth, way.columns), extents)
     product = rewriter.emit(op.matmul(left, right))
-    made = [*batch, *rows, *columns]
-    apart = rewriter.emit(op.reshape(product, [extents[axis] for axis in made]))
-    return op.permute_dims(apart, [made.index(axis) for axis in result]) if made != list(result) else apart
+    apart = rewriter.emit(op.reshape(product, [extents[axis] for axis in way.made]))
+    return op.permute_dims(apart, [way.made.index(axis) for axis in result]) if way.made != list(result) else apart
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """An einsum as a product whose rows are axes of the first of two tensors; axes by their letters."""
+
+    first: str
+    second: str
+    result: str
+    batch: list[str]
+    rows: list[str]
+    depth: list[str]
+    columns: list[str]
+
+    @classmethod
+    def of(cls, first: str, second: str, result: str) -> "_Way":
+        """The product of tensors with these axes."""
+        batch = [axis for axis in result if axis in first and axis in second]
+        rows, columns = ([axis for axis in result if axis in own and axis not in batch] for own in (first, second))
+        return cls(first, second, result, batch, rows, [axis for axis in first if axis not in result], columns)
+
+    @property
+    def made(self) -> list[str]:
+        """The axes of the product."""
+        return [*self.batch, *self.rows, *self.columns]
+
+    def moved(self, extents: Mapping[str, int], first_is_known: bool, second_is_known: bool) -> int:
+        """Elements that change their places; those of constants do so once."""
+        wanted = [
+            (self.first, [*self.batch, *self.rows, *self.depth], first_is_known),
+            (self.second, [*self.batch, *self.depth, *self.columns], second_is_known),
+            (self.result, self.made, False),
+        ]
+        return sum(math.prod(extents[axis] for axis in axes) for axes, order, is_known in wanted
+                   if list(axes) != order and not is_known)  # fmt: skip
 
 
 def _is_plain(text: str) -> bool:

@@ -164,6 +164,20 @@ def test_a_product_times_its_own_gate_is_reshaped_last(gate, is_last):
     assert after.count("reshape") == 1
 
 
+@pytest.mark.parametrize("reduce", [op.max, op.min, op.sum, op.mean])
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize(
+    ("order", "axes", "moves"), [((0, 2, 1), [-1], 0), ((2, 0, 1), [1], 1), ((2, 1, 0), [0, 2], 0)]
+)
+def test_what_is_reduced_is_transposed_later(reduce, keepdims, order, axes, moves):
+    def build(x):
+        return reduce(op.permute_dims(x, order), axes, keepdims)
+
+    after = becomes([rules.transpose_after_reduction, *MOVES], build, (2, 3, 4))[1]
+    assert after[0] == reduce.__name__
+    assert after.count("permute_dims") <= moves
+
+
 def test_what_is_reshaped_for_a_gate_without_a_product_stays():
     def build(x):
         y = op.reshape(op.exp(x), (6, 4))

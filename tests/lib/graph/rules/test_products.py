@@ -21,6 +21,8 @@ WIDE = (BATCH, HEADS, H, W, K, L)
         ("ij,jk->ik", ((3, 4), (4, 5)), 0),
         ("ij,jk->ki", ((3, 4), (4, 5)), 1),
         ("nctv,vw->nctw", ((2, 3, 4, 5), (5, 6)), 0),
+        ("qc,nwc->nqw", ((3, 4), (5, 60, 4)), 2),  # of the question, which is small, and of the result
+        ("bqc,bwc->bwq", ((2, 3, 4), (2, 60, 4)), 1),
     ],
 )
 def test_einsums_are_products(subscripts, shapes, moves):
