@@ -107,9 +107,9 @@ def _spread(module: tvm.IRModule, function: relax.Function) -> set[relax.Var]:
 
     def is_contracted(expr: relax.Expr) -> bool:
         call = values.get(expr) if isinstance(expr, relax.Var) else None
-        if isinstance(call, relax.Var):
-            return is_contracted(call)
-        made = called(call) if call is not None else None
+        if call is None or isinstance(call, relax.Var):
+            return call is not None and is_contracted(call)
+        made = called(call)
         pattern = None if made is None else patterns.marked(module[made[0]])
         if is_call(call, *CONTRACTIONS) or pattern == patterns.OUT_ELEMENTWISE:
             return True
@@ -120,7 +120,7 @@ def _spread(module: tvm.IRModule, function: relax.Function) -> set[relax.Var]:
     def is_column(expr: relax.Expr) -> bool:
         return isinstance(expr, relax.Var) and (static_shape(expr) or (0,))[-1] == 1
 
-    found = set()
+    found: set[relax.Var] = set()
     for value in values.values():
         if is_call(value, *ELEMENTWISE) and (static_shape(value) or (0,))[-1] > 1:
             found.update(arg for arg in arguments(value) if is_column(arg) and is_contracted(arg))
