@@ -103,7 +103,7 @@ def _loses_sums(file: Path) -> bool:
     """Whether there is a ScatterND that combines values: where several go to one place, ONNX Runtime loses some of them
     if it has several threads, other ones each time."""
 
-    def scatters(graph: onnx.GraphProto) -> bool:
+    def scatters(graph: onnx.GraphProto | onnx.FunctionProto) -> bool:
         for node in graph.node:
             given = {each.name: each for each in node.attribute}
             if node.op_type == "ScatterND" and "reduction" in given and given["reduction"].s != b"none":
@@ -112,7 +112,8 @@ def _loses_sums(file: Path) -> bool:
                 return True
         return False
 
-    return scatters(onnx.load(file, load_external_data=False).graph)
+    model = onnx.load(file, load_external_data=False)
+    return any(map(scatters, (model.graph, *model.functions)))
 
 
 def _reference(file: Path) -> Opened:

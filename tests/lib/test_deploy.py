@@ -86,7 +86,7 @@ def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
     with builder.function("main", [x, w], attrs={"num_input": 1}):
         with builder.dataflow():
             product = builder.emit(relax.op.matmul(x, w))
-            output = builder.emit_output(relax.op.cumsum(product, axis=0))
+            output = builder.emit_output(relax.op.cumsum(product, axis=1))
         builder.emit_func_output(output)
     module = fusion.fuse(builder.get(), cpu.tvm())
     traces = packing_traces(module, cpu)
@@ -100,7 +100,7 @@ def test_a_cumulative_sum_beside_packed_weights_is_compiled(cpu, tmp_path):
     [[packed]] = packing.pack([packs], [{"w": values[1]}], cpu.tvm())
     assert packed.shape != values[1].shape
     result = machine["main"](tvm.runtime.tensor(values[0]), tvm.runtime.tensor(packed)).numpy()
-    assert relative_error(result, np.cumsum(values[0] @ values[1], axis=0)) < 1e-5
+    assert relative_error(result, np.cumsum(values[0] @ values[1], axis=1)) < 1e-5
 
 
 def test_steps_that_share_their_weights_share_the_packed_ones(cpu, tmp_path):
