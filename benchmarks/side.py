@@ -82,23 +82,28 @@ def onnxruntime(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loade
     """ONNX Runtime's CPU provider, which computes float32 models in float32."""
     import onnxruntime as ort
 
+    from lib.measure.onnx_process import loses_sums
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     feed = dict(zip([value.name for value in session.get_inputs()], arrays, strict=True))
-    # Once as usual: shapes of outputs need not stand in the file. On one thread, since others are compared with what it
-    # finds, and with more its ScatterND, adding to one place, loses some of what is added.
-    alone = ort.SessionOptions()
-    alone.intra_op_num_threads = 1
-    exact = ort.InferenceSession(str(file), alone, providers=["CPUExecutionProvider"])
-    found = exact.run(None, feed)
-    del exact
+    # Once as usual: shapes of outputs need not stand in the file.
+    found = [aligned(value) for value in session.run(None, feed)]
     binding = session.io_binding()
     for name, array in feed.items():
         binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
     for value, array in zip(session.get_outputs(), found, strict=True):
-        binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(aligned(array)))
-    return Loaded(lambda: session.run_with_iobinding(binding), lambda: found, f"ONNX Runtime {ort.__version__}")
+        binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array))
+
+    def outputs() -> list[np.ndarray]:
+        if threads == 1 or not loses_sums(file):
+            return found
+        options.intra_op_num_threads = 1
+        exact = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        return list(exact.run(None, feed))
+
+    return Loaded(lambda: session.run_with_iobinding(binding), outputs, f"ONNX Runtime {ort.__version__}")
 
 
 def openvino(file: Path, arrays: Sequence[np.ndarray], threads: int, precision: str = "f32") -> Loaded:

@@ -95,11 +95,11 @@ def _load(file: Path, threads: int, as_written: bool) -> Opened:
         return run
 
     run = session(threads)
-    compute = session(1) if threads > 1 and _loses_sums(file) else run
+    compute = session(1) if threads > 1 and loses_sums(file) else run
     return Opened(run, compute, f"ONNX Runtime {onnxruntime.__version__}", True)
 
 
-def _loses_sums(file: Path) -> bool:
+def loses_sums(file: Path) -> bool:
     """Whether there is a ScatterND that combines values: where several go to one place, ONNX Runtime loses some of them
     if it has several threads, other ones each time."""
 
