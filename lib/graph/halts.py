@@ -104,27 +104,25 @@ def _handed_over(module: tvm.IRModule, function: relax.Function) -> set[relax.Va
 def _spread(module: tvm.IRModule, function: relax.Function) -> set[relax.Var]:
     """The single columns of contractions that an operator spreads over several."""
     values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
-
-    def is_contracted(expr: relax.Expr) -> bool:
-        call = values.get(expr) if isinstance(expr, relax.Var) else None
-        if call is None or isinstance(call, relax.Var):
-            return call is not None and is_contracted(call)
-        made = called(call)
-        pattern = None if made is None else patterns.marked(module[made[0]])
-        if is_call(call, *CONTRACTIONS) or pattern == patterns.OUT_ELEMENTWISE:
-            return True
-        if made is not None:
-            return pattern == patterns.ELEMENTWISE and is_contracted(made[1][0])
-        return is_call(call, *ELEMENTWISE) and any(map(is_contracted, call.args))
-
-    def is_column(expr: relax.Expr) -> bool:
-        return isinstance(expr, relax.Var) and (static_shape(expr) or (0,))[-1] == 1
-
+    contracted: set[relax.Var] = set()  # what contractions, or epilogues of theirs, make
     found: set[relax.Var] = set()
-    for value in values.values():
+    for var, value in values.items():
+        if _is_contracted(module, value, contracted):
+            contracted.add(var)
         if is_call(value, *ELEMENTWISE) and (static_shape(value) or (0,))[-1] > 1:
-            found.update(arg for arg in arguments(value) if is_column(arg) and is_contracted(arg))
+            found.update(arg for arg in value.args if arg in contracted and (static_shape(arg) or (0,))[-1] == 1)
     return found
+
+
+def _is_contracted(module: tvm.IRModule, value: relax.Expr, contracted: set[relax.Var]) -> bool:
+    """Whether a contraction computes something, or element by element of what one computed."""
+    if isinstance(value, relax.Var) or is_call(value, *ELEMENTWISE):
+        return any(arg in contracted for arg in arguments(value))
+    made = called(value)
+    if made is None:
+        return is_call(value, *CONTRACTIONS)
+    pattern = patterns.marked(module[made[0]])
+    return pattern == patterns.OUT_ELEMENTWISE or (pattern == patterns.ELEMENTWISE and made[1][0] in contracted)
 
 
 def _bytes_of(expr: relax.Expr, values: _Values, uses: Mapping[relax.Var, int]) -> relax.Var | None:
