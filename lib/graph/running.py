@@ -33,7 +33,8 @@ def _summed(threads: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | 
     outer, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     if axis < 0 or running.width(inner) == 1:
         return None
-    parts = min(outer * inner, threads) if math.prod(shape) >= _WORTH_THREADS else 1
+    vectors = outer * inner // running.width(inner)
+    parts = min(vectors, threads) if math.prod(shape) >= _WORTH_THREADS else 1
     function = running.of_lines(outer, length, inner, dtype(data), bool(call.attrs.exclusive), parts)
     gvar = rewriter.builder_.add_func(function.with_attrs(patterns.marks(patterns.OPAQUE)), running.FUNCTION)
     lines = rewriter.emit(op.reshape(data, (outer, length, inner)))
