@@ -94,6 +94,19 @@ def test_softmax_sums_to_one_and_is_scipys(axis, scale):
     np.testing.assert_allclose(found.sum(axis), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("scale", [0.1, 1, 30])
+def test_log_softmax_is_scipys(axis, scale):
+    x = (np.random.default_rng(0).normal(size=(5, 7, 40)) * scale).astype(np.float32)
+    x[0, 1, :3] = -np.inf
+
+    found = computed(lambda given: op.nn.log_softmax(given, axis), x)
+
+    expected = special.log_softmax(x.astype(np.float64), axis)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=3e-6)
+    assert "T.exp(" not in legalize_ops()(module(lambda given: op.nn.log_softmax(given, axis), x)).script()  # libm
+
+
 def test_softmax_ignores_what_is_masked():
     x = np.array([[0, 1, -np.inf, np.finfo(np.float32).min]], np.float32)
 

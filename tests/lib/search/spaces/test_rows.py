@@ -18,6 +18,10 @@ def softmax(cpu, *shape):
     return subgraph(cpu, lambda _, x: op.nn.softmax(x, axis=-1), shape)
 
 
+def log_softmax(cpu, *shape):
+    return subgraph(cpu, lambda _, x: op.nn.log_softmax(x, axis=-1), shape)
+
+
 def layer_norm(cpu, *shape):
     return subgraph(cpu, lambda _, x, a, b: op.nn.layer_norm(x, a, b, [-1], 1e-5), shape, shape[-1:], shape[-1:])
 
@@ -62,12 +66,14 @@ def in_numpy(make, x, *affine):
     if make is softmax:
         powers = np.exp(x - x.max(-1, keepdims=True))
         return powers / powers.sum(-1, keepdims=True)
+    if make is log_softmax:
+        return x - np.log(np.exp(x).sum(-1, keepdims=True))
     if make is layer_norm:
         return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * affine[0] + affine[1]
     return x.max(-1)
 
 
-@pytest.mark.parametrize("make", [softmax, layer_norm, maximum])
+@pytest.mark.parametrize("make", [softmax, log_softmax, layer_norm, maximum])
 @pytest.mark.parametrize("shape", [(N, WIDTH), (2, 3, 4, WIDTH), (N, 63), (2, 3, 4, 37), (12, 100), (40, 16), (40, 19)])
 def test_every_program_computes_what_it_should(cpu, make, shape):
     workload = make(cpu, *shape)
