@@ -3,7 +3,7 @@
 On the machine where this was measured, a call of `erff` takes 11 ns an element, the rational function of
 `topi.fast_erf` 0.12 ns; its absolute error is 3.3e-7 at most (`tanh` 2.4e-7; `exp` has a relative one of 8e-8 for
 |x| <= 5, growing to 4.1e-6 towards 88; `sin` and `cos` 1e-7). Vendors' libraries do the same.
-Logarithms stay calls until loops are vectors (`lib.tir.logarithm`). In a log softmax of TVM exponentials are calls, too.
+Logarithms stay calls until loops are vectors (`lib.tir.logarithm`). TVM's log softmax calls libm for exponentials, too.
 """
 
 import math
