@@ -34,6 +34,22 @@ def test_einsums_are_products(subscripts, shapes, moves):
     assert set(after) <= {"matmul", "permute_dims", "reshape"}
 
 
+@pytest.mark.parametrize(
+    ("subscripts", "shapes", "products"),
+    [
+        ("xi,oij,yj->xyo", ((9, 8), (7, 8, 6), (9, 6)), 2),
+        ("ij,jk,kl->il", ((3, 4), (4, 5), (5, 6)), 2),
+        ("ab,bc,cd,de->ae", ((3, 9), (9, 4), (4, 8), (8, 5)), 3),
+    ],
+)
+def test_einsums_of_several_tensors_are_products_of_two_at_a_time(subscripts, shapes, products):
+    before, after = becomes(RULES, lambda *tensors: op.einsum(tensors, subscripts), *shapes)
+
+    assert before == ["einsum"]
+    assert after.count("matmul") == products
+    assert set(after) <= {"matmul", "permute_dims", "reshape"}
+
+
 @pytest.mark.parametrize("subscripts", ["byhwc,hkc->byhwk", "byhwc,wkc->byhwk"])
 def test_what_is_constant_is_moved_beforehand(subscripts):
     weight = random((H if "hkc" in subscripts else W, K, SIZE))
@@ -53,7 +69,8 @@ def test_what_is_constant_is_moved_beforehand(subscripts):
         ("bhnm,bhms->bnhs", ((1, 2, 3, 4), (1, 2, 4, 5))),
         ("b...d,bde->b...e", ((2, 3, 4), (2, 4, 5))),
         ("ij,jk->ik", (("n", 4), (4, 5))),
-        ("ij,jk,kl->il", ((3, 4), (4, 5), (5, 6))),
+        ("ij,jk,kl->il", ((3, 4), (4, 5), (5, "n"))),
+        ("i,j,k->ijk", ((3,), (4,), (5,))),  # none is summed over
     ],
 )
 def test_other_einsums_stay(subscripts, shapes):
