@@ -29,9 +29,11 @@ def _summed(threads: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | 
     data, shape = call.args[0], static_shape(call.args[0])
     if not shape or math.prod(shape) == 0 or dtype(call) != dtype(data) or dtype(data) not in _KINDS:
         return None
-    axis = -1 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
+    if call.attrs.axis is None:
+        return None
+    axis = int(call.attrs.axis) % len(shape)
     outer, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    if axis < 0 or running.width(inner) == 1:
+    if running.width(inner) == 1:
         return None
     vectors = outer * inner // running.width(inner)
     parts = min(vectors, threads) if math.prod(shape) >= _WORTH_THREADS else 1

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import Rewriter, Rule, constant, dtype, rule
+from lib.graph.rewrite import Rewriter, Rule, constant, dtype, in_order, rule
 from lib.graph.rules.movement import swaps_matrices
 
 CONTEXT = "bhnm,bhms->bnhs"  # attention's second product, as rules write it: other einsums of two tensors are products
@@ -41,7 +41,7 @@ def product_of_einsum(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
     right = _as_matrices(rewriter, other, way.second, (way.batch, way.depth, way.columns), extents)
     product = rewriter.emit(op.matmul(left, right))
     apart = rewriter.emit(op.reshape(product, [extents[axis] for axis in way.made]))
-    return op.permute_dims(apart, [way.made.index(axis) for axis in result]) if way.made != list(result) else apart
+    return in_order(rewriter, apart, [way.made.index(axis) for axis in result])
 
 
 @rule("relax.einsum")
@@ -128,7 +128,7 @@ def _as_matrices(
     shape = [extents[axis] for axis in batch] + [math.prod(extents[axis] for axis in part) for part in others]
     if (value := rewriter.value(tensor)) is not None:
         return constant(value.transpose(order).reshape(shape))
-    moved = rewriter.emit(op.permute_dims(tensor, order)) if order != sorted(order) else tensor
+    moved = in_order(rewriter, tensor, order)
     return rewriter.emit(op.reshape(moved, shape)) if rewriter.shape(moved) != tuple(shape) else moved
 
 
