@@ -15,6 +15,7 @@ import numpy as np
 from lib.contracts.errors import ModelError
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer, opened
 from lib.measure.runner import ModelFailed
+from lib.models import onnx_float32
 from lib.runtime.family_tuner_runtime.ranges import cut, settled
 from lib.tir.numerics import random_values, relative_error
 
@@ -95,7 +96,7 @@ def probe(
     described = [{**each, "shape": shapes[each["name"]], "fill": 0} for each in inputs]
     if unread := set(limits) - {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}:
         raise ModelError(f"{file.path}: no input has the dimension {', '.join(sorted(unread))}.")
-    with opened(file, _TIMEOUT_S) as session:
+    with opened(file, _TIMEOUT_S, onnx_float32.compared_with) as session:
         run = _Run(file, session, work)
         try:
             outputs = _outputs(run, described, names, limits)

@@ -21,12 +21,14 @@ from lib.measure.emulator import Emulator
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
 from lib.measure.protocol import BuildModel, PackWeights
 from lib.measure.runner import ModelFailed, ModelSession, Pool
+from lib.models import onnx_float32
 from lib.tir.numerics import largest_magnitude, random_values, relative_error
 
 PLAIN_LOOPS = "the model in plain loops"
 _ONNX_TIMEOUT_S = 60.0  # of what the model came from: to load and run it, or to time it
 _GLANCES, _GLANCE_S = 2, 0.2  # turns, where nothing is known that a library could be slower than: it is shipped anyway
 _ROUNDINGS = 2.0  # times the error that roundings alone make: of a model in bf16 in plain loops, or of a quantised file
+_LAST_BITS = 8  # units in the last place
 _TURN_S = 0.25  # for which a whole model is timed before the other one has its turn
 
 
@@ -281,7 +283,7 @@ def peer_of(onnx: OnnxFile | None) -> Iterator["Peer | None"]:
     if onnx is None:
         yield None
         return
-    with onnx_peer.opened(onnx, _ONNX_TIMEOUT_S) as session:
+    with onnx_peer.opened(onnx, _ONNX_TIMEOUT_S, onnx_float32.compared_with) as session:
         yield Peer(onnx, session)
 
 
@@ -310,14 +312,21 @@ class Peer:
         return _error(found, self.outputs) if self.by else math.inf
 
     def roundings(self, inputs: Path, out: Path) -> float:
-        """Of a quantised file: the error that optimisations of its graph alone make, by sums in another order and by
-        values that fall to the other side of a half; 0 if that cannot be told."""
+        """Of a quantised file: the error that values make which fall to the other side of a half, in units that may
+        depend on other values: by optimisations of its graph alone, or by inputs that differ in their last bits; 0 if
+        that cannot be told."""
         if not self.by:
             return 0.0
-        try:
-            return _error(self._session.outputs_as_written(self._file, inputs, out), self.outputs)
-        except ModelFailed:
-            return 0.0
+        shaken = out.with_name(f"{out.stem}-inputs.npz")
+        np.savez(shaken, *map(_shaken, arrays.values(inputs)))
+        error = 0.0
+        for other, as_written in ((inputs, True), (shaken, False)):
+            try:
+                found = self._session.outputs_otherwise(self._file, other, out, as_written=as_written)
+            except ModelFailed:
+                continue
+            error = max(error, _error(found, self.outputs))
+        return error
 
     def compare(self, found: Sequence[np.ndarray], tolerance: float) -> float | None:
         """The imported model's outputs with its own: see `error`; none if it did not run.
@@ -350,6 +359,12 @@ class Peer:
     def facts(self, max_error: float | None) -> dict[str, Any]:
         """For the manifest."""
         return {"by": self.by, "max_error": max_error, "failure": self._failure}
+
+
+def _shaken(array: np.ndarray) -> np.ndarray:
+    """Floats that are a little larger: about as much as sums in another order are."""
+    is_float = array.dtype.kind == "f"
+    return np.asarray(array * array.dtype.type(1 + _LAST_BITS * np.finfo(array.dtype).eps)) if is_float else array
 
 
 def _ends_in_time(built: Built, config: CompileConfig, pool: Pool) -> bool:
@@ -398,7 +413,7 @@ def _agreed(
     if peer:
         error = peer.error(found)
         if built.is_quantized and tolerance < error < math.inf:
-            roundings = peer.roundings(built.inputs, built.folder / "outputs-as-written.npz")
+            roundings = peer.roundings(built.inputs, built.folder / "outputs-otherwise.npz")
             tolerance = max(tolerance, _ROUNDINGS * roundings)
         if error <= tolerance:
             return Agreed(peer.by, peer.outputs, error, error, tolerance)

@@ -33,7 +33,7 @@ from lib.measure import onnx_peer
 from lib.measure.onnx_peer import OnnxFile, OnnxPeer
 from lib.measure.protocol import PackWeights
 from lib.measure.runner import Pool
-from lib.models import onnx_facts
+from lib.models import onnx_facts, onnx_float32
 from lib.runtime.family_tuner_runtime.ranges import cut
 from lib.shapes import Righted, Shape, agreed_of, built_of, order_of
 from lib.tir.numerics import relative_error
@@ -91,7 +91,7 @@ def run(
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
         made = CompiledFiles(Path(work) / "bundle")
         made.folder.mkdir()
-        with onnx_peer.opened(onnx, _ONNX_TIMEOUT_S) as session:
+        with onnx_peer.opened(onnx, _ONNX_TIMEOUT_S, onnx_float32.compared_with) as session:
             with clock.spent("build"):
                 say(f"compiling the model in {len(shapes)} shapes")
                 built = [built_of(shape, Path(work), precision) for shape in shapes]

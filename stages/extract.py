@@ -24,7 +24,7 @@ from lib.models import onnx_import, torch_import
 from lib.models.source import Source, parse_shapes
 from lib.models.zoo import catalogue
 
-REVISION = 36  # raised when the same model comes out as other subgraphs than before
+REVISION = 37  # raised when the same model comes out as other subgraphs than before
 
 
 def inputs(out: ModelFiles, target: AnyTarget, config: AlgorithmConfig) -> str:

@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule
 from tvm.target import Target
 
 from lib.graph import (
+    byte_units,
     casts,
     concatenation,
     enlarging,
@@ -101,7 +102,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     with target:
         if target.kind.name == "llvm":  # before TVM's passes sort
             module = running.in_lines(scatter.in_rows(selection.in_vectors(module), target), target)
-        module = recurrence.in_programs(module)
+        module = byte_units.chosen(recurrence.in_programs(module), target)
         module = padding.into_convolutions(casts.by_readers(tvm.transform.Sequential(passes)(module)))
         module = parts.read_in_place(concatenation.place_parts(module))
         module = halts.placed(gates.apart(enlarging.summed(enlarging.by_lines(module))))

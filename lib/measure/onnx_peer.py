@@ -3,7 +3,8 @@
 A model that was imported wrongly agrees with itself; only this can tell.
 """
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from lib.measure.process import Worker, WorkerGone
 from lib.measure.protocol import OnnxOpened, OpenOnnx
 from lib.measure.runner import ModelFailed
 
-_NAME, _AS_WRITTEN = "onnx", "as written"
+_NAME, _OTHERWISE = "onnx", "otherwise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class OnnxPeer(WorkerSession):
 
     _is_ready = False
 
+    def __init__(self, worker: Worker, timeout_s: float, compared: Path) -> None:
+        """The file's outputs are those of `compared`; what is timed is the file itself."""
+        super().__init__(worker, timeout_s)
+        self._compared = compared
+
     def outputs(self, file: OnnxFile, inputs: Path, out: Path) -> tuple[list[np.ndarray], OnnxOpened]:
         """What it makes of inputs (.npz, in order), and by what; then it stands still, so that it disturbs nobody."""
         if self._is_ready:
@@ -43,18 +49,20 @@ class OnnxPeer(WorkerSession):
             except WorkerGone as error:
                 raise ModelFailed("start", str(error)) from error
             self._is_ready = True
-        request = OpenOnnx(_NAME, file.path.resolve(), inputs, file.target.threads)
+        request = OpenOnnx(_NAME, file.path.resolve(), self._compared, inputs, file.target.threads)
         opened = self._ask("open_onnx", request)
         self.infer(_NAME, out)
         self._worker.pause()
         return list(np.load(out).values()), opened
 
-    def outputs_as_written(self, file: OnnxFile, inputs: Path, out: Path) -> list[np.ndarray]:
-        """The same without optimisations of its graph; while this runs, nothing else is to be timed."""
+    def outputs_otherwise(self, file: OnnxFile, inputs: Path, out: Path, *, as_written: bool) -> list[np.ndarray]:
+        """The same of other inputs, or without optimisations of its graph (`as_written`); while this runs, nothing else
+        is to be timed."""
         self._worker.resume()
-        request = OpenOnnx(_AS_WRITTEN, file.path.resolve(), inputs, file.target.threads, as_written=True)
+        threads = file.target.threads
+        request = OpenOnnx(_OTHERWISE, file.path.resolve(), self._compared, inputs, threads, as_written)
         self._ask("open_onnx", request)
-        self.infer(_AS_WRITTEN, out)
+        self.infer(_OTHERWISE, out)
         self._worker.pause()
         return list(np.load(out).values())
 
@@ -67,10 +75,17 @@ class OnnxPeer(WorkerSession):
 
 
 @contextmanager
-def opened(file: OnnxFile, timeout_s: float) -> Iterator[OnnxPeer]:
-    """The process for as long as a block lasts; each operation may take so long."""
+def opened(
+    file: OnnxFile, timeout_s: float, compared_with: Callable[[Path, Path], Path] = lambda path, _: path
+) -> Iterator[OnnxPeer]:
+    """The process for as long as a block lasts; each operation may take so long.
+
+    Args:
+        compared_with: From a file and a folder to the file whose outputs stand for its own: in float32, say.
+    """
     worker = Worker(file.target, module="lib.measure.onnx_process")
     try:
-        yield OnnxPeer(worker, timeout_s)
+        with tempfile.TemporaryDirectory(prefix="onnx-") as folder:
+            yield OnnxPeer(worker, timeout_s, compared_with(file.path, Path(folder)).resolve())
     finally:
         worker.kill()

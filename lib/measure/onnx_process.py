@@ -36,11 +36,11 @@ class OnnxFiles:
 
     def __init__(self) -> None:
         self._loaded: dict[str, tuple[Run, Run]] = {}  # as it is timed, as it is compared with
-        self._opened: tuple[tuple[Path, int, bool], Opened] | None = None
+        self._opened: tuple[tuple[Path, Path, int, bool], Opened] | None = None
 
     def open(self, request: OpenOnnx) -> OnnxOpened:
         """See `OpenOnnx`. The file that was opened last is not loaded again for other inputs."""
-        wanted = request.file, request.threads, request.as_written
+        wanted = request.file, request.compared, request.threads, request.as_written
         if self._opened is None or self._opened[0] != wanted:
             self._opened = wanted, _load(*wanted)
         opened, arrays = self._opened[1], list(np.load(request.inputs).values())
@@ -74,13 +74,13 @@ def _latencies(run: Run, seconds: float) -> list[float]:
     return found
 
 
-def _load(file: Path, threads: int, as_written: bool) -> Opened:
+def _load(file: Path, compared: Path, threads: int, as_written: bool) -> Opened:
     try:
         import onnxruntime
     except ImportError:
-        return _reference(file)
+        return _reference(compared)
 
-    def session(n: int) -> _Infer:
+    def session(file: Path, n: int) -> _Infer:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = n
         if as_written:
@@ -94,8 +94,9 @@ def _load(file: Path, threads: int, as_written: bool) -> Opened:
 
         return run
 
-    run = session(threads)
-    compute = session(1) if threads > 1 and loses_sums(file) else run
+    run = session(file, threads)
+    is_alone = threads > 1 and loses_sums(compared)
+    compute = session(compared, 1 if is_alone else threads) if is_alone or compared != file else run
     return Opened(run, compute, f"ONNX Runtime {onnxruntime.__version__}", True)
 
 

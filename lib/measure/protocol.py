@@ -256,7 +256,8 @@ class OpenOnnx(Request[OnnxOpened]):
     """Load an ONNX file under a name, with the inputs it will be run on (.npz, in order)."""
 
     name: str
-    file: Path
+    file: Path  # that is timed
+    compared: Path  # that is run where others are compared with it
     inputs: Path
     threads: int
     as_written: bool = False  # each operator by itself, as the file has it

@@ -112,3 +112,67 @@ def attributes(node: onnx.NodeProto, **defaults: Any) -> dict[str, Any]:
     """Values of a node's attributes by name, with these defaults."""
     given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     return {**defaults, **given}
+
+
+class Made:
+    """Nodes that take the place of one, in the order in which they are made; each method gives the name of a tensor."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.nodes = graph, list[onnx.NodeProto]()
+
+    def add(self, node: onnx.NodeProto) -> str:
+        """A node, with an output of a new name."""
+        del node.output[:]
+        node.output.append(self.graph.fresh())
+        self.nodes.append(node)
+        return str(node.output[0])
+
+    def op(self, operator: str, *inputs: str, **given: Any) -> str:
+        """An operator of ONNX, and its first result."""
+        return self.add(helper.make_node(operator, list(inputs), [""], **given))
+
+    def number(self, value: float, shape: Sequence[int] = ()) -> str:
+        """A constant in float32, one or several times."""
+        return self.graph.constant(np.full(shape, value, np.float32))
+
+    def integers(self, *values: int) -> str:
+        """A constant in int64: a scalar if it is one number."""
+        return self.graph.constant(np.array(values[0] if len(values) == 1 else values, np.int64))
+
+    def axes(self, *values: int) -> str:
+        """A constant list in int64."""
+        return self.graph.constant(np.array(values, np.int64))
+
+    def mean(self, name: str) -> str:
+        """Over the last axis, which stays."""
+        return self._take(self.graph.reduce("ReduceMean", name, -1))
+
+    def sum(self, name: str) -> str:
+        """Over the last axis, which stays."""
+        return self._take(self.graph.reduce("ReduceSum", name, -1))
+
+    def unsqueezed(self, name: str, axis: int) -> str:
+        """See `Graph.unsqueezed`."""
+        return self._take(self.graph.unsqueezed(name, axis))
+
+    def part(self, name: str, axis: int, begin: int, end: int = np.iinfo(np.int64).max) -> str:
+        """A slice along one axis."""
+        return self.op("Slice", name, self.axes(begin), self.axes(end), self.axes(axis))
+
+    def extent(self, name: str, axis: int) -> str:
+        """Of a tensor along an axis, a list of one in int64."""
+        return self.part(self.op("Shape", name), 0, axis, axis + 1)
+
+    def rename(self, name: str, output: str) -> None:
+        """Have a result that was made also go by the name of an output, if that has one."""
+        if output:
+            self.nodes.append(helper.make_node("Identity", [name], [output]))
+
+    def ending(self, node: onnx.NodeProto, name: str, output: int = 0) -> list[onnx.NodeProto]:
+        """All nodes; the last gives a result the name of an output of the node that they replace."""
+        self.rename(name, node.output[output])
+        return self.nodes
+
+    def _take(self, node: onnx.NodeProto) -> str:
+        self.nodes.append(node)
+        return str(node.output[0])

@@ -19,7 +19,16 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, in_integers, simplify
-from lib.models import onnx_decompositions, onnx_external, onnx_folding, onnx_functions, onnx_layers
+from lib.models import (
+    onnx_contributed,
+    onnx_decompositions,
+    onnx_external,
+    onnx_float32,
+    onnx_folding,
+    onnx_functions,
+    onnx_layers,
+    onnx_quantized,
+)
 from lib.models.onnx_graph import attributes
 
 _OF_UNKNOWN_SHAPE = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}
@@ -47,8 +56,13 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool) -> 
     if not proto.graph.input:
         raise ModelError(f"{path} has no inputs: it computes the same each time, and nothing is left to tune.")
     _settle_shapes(proto.graph, shapes, path)
+    onnx_float32.widen(proto)
     onnx_folding.fold(proto)
-    for simplified in (onnx_functions.expand, partial(onnx_decompositions.decompose, has_loops=has_loops)):
+    for simplified in (
+        onnx_contributed.expand,
+        onnx_functions.expand,
+        partial(onnx_decompositions.decompose, has_loops=has_loops),
+    ):
         if simplified(proto):
             onnx_folding.fold(proto)
     _refuse_shapes_that_depend_on_values(proto.graph, path)
@@ -203,9 +217,15 @@ class _Einsum:
 
 @contextlib.contextmanager
 def _more_operators() -> Iterator[None]:
-    """With converters for the recurrent layers that were not taken apart, of which TVM has none, and for einsums."""
+    """With converters for the recurrent layers that were not taken apart, of which TVM has none, for bytes, and for
+    einsums."""
     own = onnx_frontend._get_convert_map
-    onnx_frontend._get_convert_map = lambda: {**own(), **onnx_layers.CONVERTERS, "Einsum": _Einsum}
+    onnx_frontend._get_convert_map = lambda: {
+        **own(),
+        **onnx_layers.CONVERTERS,
+        **onnx_quantized.CONVERTERS,
+        "Einsum": _Einsum,
+    }
     try:
         yield
     finally:

@@ -4,13 +4,19 @@
 `ConvInteger` and `MatMulInteger` are dequantised with a scale of one, and their sums cast back, which those rules undo.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
 
+from lib.graph import byte_units
 from lib.models.onnx_graph import Graph, Nodes, attributes
+
+_EXACT = "is_exact"  # attribute of casts of integers
 
 
 def qlinear_conv(node: onnx.NodeProto, graph: Graph) -> Nodes:
@@ -72,20 +78,23 @@ def qlinear_global_average_pool(node: onnx.NodeProto, graph: Graph) -> Nodes:
 
 
 def of_integers(node: onnx.NodeProto, graph: Graph) -> Nodes:
-    """ConvInteger and MatMulInteger, with zero points or without."""
+    """ConvInteger and MatMulInteger, with zero points or without; weights may have one for each output channel."""
     names = [*node.input, *[""] * (4 - len(node.input))]
-    one = graph.constant(np.array(1.0, np.float32))
-    nodes = []
-    for data, zero in ((names[0], names[2]), (names[1], names[3])):
-        value = graph.value(zero) if zero else np.zeros((), graph.dtype(data))
-        if value is not None:
-            if value.size > 1:
-                return None
-            zero = graph.constant(value.reshape(()))
-        nodes.append(_dequantized(graph, [data, one, zero]))
     kind = node.op_type.removesuffix("Integer")
+    nodes = []
+    for data, zero, axis in ((names[0], names[2], None), (names[1], names[3], 0 if kind == "Conv" else -1)):
+        value = graph.value(zero) if zero else np.zeros((), graph.dtype(data))
+        one = np.array(1.0, np.float32)
+        if value is not None and value.size > 1:
+            if axis is None or value.ndim > 1:
+                return None
+            one = np.ones(value.size, np.float32)
+        elif value is not None:
+            zero = graph.constant(value.reshape(()))
+        nodes.append(_dequantized(graph, [data, graph.constant(one), zero], axis))
     result = _as(graph.like(node, *(each.output[0] for each in nodes)), "Conv" if kind == "Conv" else "MatMul")
-    return graph.ending(node, [*nodes, result, graph.node("Cast", result.output[0], to=TensorProto.INT32)])
+    cast = graph.node("Cast", result.output[0], to=TensorProto.INT32, **{_EXACT: 1})
+    return graph.ending(node, [*nodes, result, cast])
 
 
 def _as(node: onnx.NodeProto, operator: str) -> onnx.NodeProto:
@@ -103,3 +112,41 @@ def _dequantized(graph: Graph, names: Sequence[str], axis: int | None = None) ->
 
 def _quantized(graph: Graph, made: onnx.NodeProto, scale: str, zero: str = "") -> onnx.NodeProto:
     return graph.node("QuantizeLinear", *(n for n in (made.output[0], scale, zero) if n))
+
+
+class _Cast:
+    """Of sums that are integers there is nothing to be rounded, and nothing too large: TVM's cast sees to that."""
+
+    @classmethod
+    def get_converter(cls, opset: int) -> Callable[..., relax.Expr]:
+        """See TVM's `OnnxOpConverter`."""
+        usual: Callable[..., relax.Expr] = onnx_frontend.Cast.get_converter(opset)
+
+        def convert(
+            builder: relax.BlockBuilder, inputs: Sequence[Any], given: Mapping[str, Any], params: object
+        ) -> relax.Expr:
+            if given.get(_EXACT):
+                return relax.op.astype(inputs[0], "int32")
+            return usual(builder, inputs, given, params)
+
+        return convert
+
+
+class _DynamicQuantizeLinear:
+    """The bytes, their scale and their zero point, scalars both."""
+
+    @classmethod
+    def get_converter(cls, _opset: int) -> Callable[..., relax.Expr]:
+        """See TVM's `OnnxOpConverter`."""
+        return cls._convert
+
+    @classmethod
+    def _convert(
+        cls, builder: relax.BlockBuilder, inputs: Sequence[Any], _given: Mapping[str, Any], _params: object
+    ) -> relax.Expr:
+        found = byte_units.emit(builder, inputs[0])
+        scalars = [builder.emit(relax.op.reshape(each, ())) for each in (found.scale, found.zero)]
+        return relax.Tuple([found.values, *scalars])
+
+
+CONVERTERS = {"Cast": _Cast, "DynamicQuantizeLinear": _DynamicQuantizeLinear}

@@ -1,5 +1,6 @@
 """Reshapes, transposes, slices and concatenations, most of which need not be done at run time."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -210,12 +211,14 @@ def transpose_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     moved = [rewriter.calls(argument, "relax.permute_dims") for argument in call.args]
     shapes = [rewriter.shape(argument) for argument in call.args]
     first = next((each for each in moved if each is not None), None)
-    if first is None or first.attrs.axes is None or any(shape is None for shape in shapes):
+    if first is None or first.attrs.axes is None:
         return None
     order = [int(axis) for axis in first.attrs.axes]
     args = []
     for argument, each, shape in zip(call.args, moved, shapes, strict=True):
-        if shape == ():
+        if shape is None:
+            return None
+        if each is None and math.prod(shape) == 1 and len(shape) <= len(order):
             args.append(argument)
             continue
         if each is None or each.attrs.axes is None or [int(axis) for axis in each.attrs.axes] != order:

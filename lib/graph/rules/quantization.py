@@ -21,6 +21,7 @@ from lib.graph.rewrite import CONVOLUTIONS, Rewriter, Rule, alike, constant, dty
 
 _Q, _DQ = "relax.quantize", "relax.dequantize"
 _BYTES = {"uint8": (0, 255), "int8": (-128, 127)}
+_EXACT = 1 << 16  # bytes whose sum float32 has exactly
 SIGN = 128  # by which unsigned bytes are larger than signed ones
 _REORDERINGS = ("relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.expand_dims", "relax.flatten")
 _MOVES = (*_REORDERINGS, "relax.strided_slice")
@@ -32,6 +33,7 @@ class _Weight:
 
     values: np.ndarray  # int8
     scales: np.ndarray  # one, or one for each channel
+    zeros: np.ndarray  # int32, as many as there are scales: what stands for zero
 
 
 def _scalars(rewriter: Rewriter, call: relax.Call) -> tuple[float, int] | None:
@@ -51,8 +53,25 @@ def _activation(rewriter: Rewriter, expr: relax.Expr) -> tuple[relax.Expr, float
     return call.args[0], *found
 
 
+def _any_activation(rewriter: Rewriter, expr: relax.Expr) -> tuple[relax.Expr, float, int | relax.Expr] | None:
+    """The same; their zero point may be one that is computed, of DynamicQuantizeLinear."""
+    if (known := _activation(rewriter, expr)) is not None:
+        return known
+    call = rewriter.calls(expr, _DQ)
+    scale = rewriter.value(call.args[1]) if call is not None else None
+    if call is None or scale is None or scale.size != 1 or rewriter.value(call.args[2]) is not None:
+        return None
+    if (
+        dtype(call.args[0]) != "uint8"
+        or dtype(call.args[2]) != "uint8"
+        or rewriter.shape(call.args[2]) not in ((), (1,))
+    ):
+        return None
+    return call.args[0], float(scale.reshape(())), call.args[2]
+
+
 def _weight(rewriter: Rewriter, expr: relax.Expr, channels: int) -> _Weight | None:
-    """The signed bytes that an expression dequantises, with scales along an axis; symmetric ones alone."""
+    """The signed bytes that an expression dequantises, with scales along an axis."""
     order = None
     if (moved := rewriter.calls(expr, "relax.permute_dims")) is not None:
         order, expr = moved.attrs.axes, moved.args[0]
@@ -64,14 +83,15 @@ def _weight(rewriter: Rewriter, expr: relax.Expr, channels: int) -> _Weight | No
         return None
     offset = SIGN if values.dtype == np.uint8 else 0
     axis = int(call.attrs.axis) % values.ndim
-    if np.any(zeros.astype(np.int64) != offset) or scales.ndim > 1:
+    if scales.ndim > 1 or zeros.size not in (1, scales.size):
         return None
     if order is not None or moved is not None:
         axes = [int(n) for n in order] if order is not None else list(reversed(range(values.ndim)))
         values, axis = np.transpose(values, axes), axes.index(axis)
     if scales.size > 1 and axis != channels % values.ndim:
         return None
-    return _Weight((values.astype(np.int16) - offset).astype(np.int8), scales.reshape(-1).astype(np.float32))
+    around = np.broadcast_to(zeros.reshape(-1).astype(np.int32) - offset, scales.size)
+    return _Weight((values.astype(np.int16) - offset).astype(np.int8), scales.reshape(-1).astype(np.float32), around)
 
 
 @rule(_DQ)
@@ -102,18 +122,78 @@ def integer_convolution(rewriter: Rewriter, call: relax.Call) -> relax.Expr | No
     attrs = call.attrs
     if (str(attrs.data_layout), str(attrs.kernel_layout)) not in (("NCHW", "OIHW"), ("NCW", "OIW")):
         return None
-    data, weight = _activation(rewriter, call.args[0]), _weight(rewriter, call.args[1], 0)
+    data, weight = _any_activation(rewriter, call.args[0]), _weight(rewriter, call.args[1], 0)
     if data is None or weight is None:
         return None
     image, scale, zero = data
     padding = [int(n) for n in attrs.padding]  # before each axis of space, then after each
     rank = len(padding) // 2
+    along, is_symmetric = (1, -1, *[1] * rank), not weight.zeros.any()
+    if not is_symmetric and (int(attrs.groups) not in (1, len(weight.values)) or weight.values[0].size > _EXACT):
+        return None
     if any(padding):
-        width = [0, 0, 0, 0, *(padding[n + side * rank] for n in range(rank) for side in (0, 1))]
-        image = rewriter.emit(op.nn.pad(image, width, "constant", float(zero)))
-    sums = alike(call, image, constant(weight.values), "int32", [0] * len(padding))
-    less = zero * weight.values.sum(tuple(range(1, rank + 2)), np.int64)
-    return _scaled(rewriter, sums, less, scale * weight.scales, (1, -1, *[1] * rank))
+        image = _padded(rewriter, image, padding, zero)
+    sums = rewriter.emit(alike(call, image, constant(weight.values), "int32", [0] * len(padding)))
+    if not is_symmetric:
+        total = _windows(rewriter, call, image, weight.values)
+        n = int(weight.values[0].size)
+        sums = _around_zero(rewriter, sums, total, zero, n, weight.zeros.reshape(along))
+    by_channel = weight.values.sum(tuple(range(1, rank + 2)), np.int64)
+    return _scaled(rewriter, sums, by_channel, zero, scale * weight.scales, along)
+
+
+def _windows(rewriter: Rewriter, call: relax.Call, image: relax.Expr, weight: np.ndarray) -> relax.Expr:
+    """Sums of what a convolution reads for each pixel, in int32: of all channels at once, before windows are summed, or
+    of each by itself where the convolution is depthwise."""
+    wide = rewriter.emit(op.astype(image, "int32"))
+    if int(call.attrs.groups) == 1:
+        wide = rewriter.emit(op.sum(wide, 1, keepdims=True))
+        if all(n == 1 for n in (*weight.shape[2:], *call.attrs.strides)):
+            return wide
+    groups = 1 if int(call.attrs.groups) == 1 else len(weight)
+    ones = constant(np.ones((groups, 1, *weight.shape[2:]), np.float32))
+    padding, name = [0] * len(call.attrs.padding), call.op.name.rpartition(".")[2]
+    found = getattr(op.nn, name)(
+        rewriter.emit(op.astype(wide, "float32")), ones, [int(n) for n in call.attrs.strides], padding,
+        [int(n) for n in call.attrs.dilation], groups, str(call.attrs.data_layout), str(call.attrs.kernel_layout),
+    )  # fmt: skip
+    return rewriter.emit(op.astype(rewriter.emit(found), "int32"))
+
+
+def _padded(rewriter: Rewriter, image: relax.Expr, padding: Sequence[int], zero: int | relax.Expr) -> relax.Expr:
+    """Channels first, with zeros around, as bytes. A zero point that is computed is taken from the bytes, which may
+    pass below zero and come out at 255, and added again once zeros are there."""
+    rank = len(padding) // 2
+    around = [0, 0, 0, 0, *(padding[n + side * rank] for n in range(rank) for side in (0, 1))]
+    if isinstance(zero, int):
+        return rewriter.emit(op.nn.pad(image, around, "constant", float(zero)))
+    aligned = rewriter.emit(op.reshape(zero, (1,) * (rank + 2)))
+    padded = rewriter.emit(op.nn.pad(rewriter.emit(op.subtract(image, aligned)), around, "constant", 0.0))
+    return rewriter.emit(op.add(padded, aligned))
+
+
+def _around_zero(
+    rewriter: Rewriter, sums: relax.Expr, total: relax.Expr, zero: int | relax.Expr, n: int, zeros: np.ndarray
+) -> relax.Expr:
+    """Sums of products of bytes with weights that have zero points of their own:
+
+        sum (x - z) (w - v)  =  sum (x - z) w  -  v (sum x  -  n z)
+
+    of which the first term is left to `_scaled`.
+
+    Args:
+        total: Sums of the bytes alone.
+        n: How many were summed.
+        zeros: v, in the rank of the sums.
+    """
+    shape = (1,) * len(rewriter.shape(sums) or ())
+    if isinstance(zero, int):
+        less: relax.Expr = constant(np.full(shape, n * zero, np.int32))
+    else:
+        wide = rewriter.emit(op.reshape(rewriter.emit(op.astype(zero, "int32")), shape))
+        less = rewriter.emit(op.multiply(wide, constant(np.full(shape, n, np.int32))))
+    above = rewriter.emit(op.subtract(total, less))
+    return rewriter.emit(op.subtract(sums, rewriter.emit(op.multiply(above, constant(zeros.astype(np.int32))))))
 
 
 @rule("relax.matmul")
@@ -122,28 +202,16 @@ def integer_product(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     weight = _weight(rewriter, call.args[1], -1)
     if weight is None or weight.values.ndim != 2:
         return None
-    data = _activation(rewriter, call.args[0])
+    data = _any_activation(rewriter, call.args[0])
     if data is None:
-        return _product_of_its_own_zero(rewriter, call.args[0], weight)
-    sums = op.matmul(data[0], constant(weight.values), out_dtype="int32")
-    return _scaled(rewriter, sums, data[2] * weight.values.sum(0, np.int64), data[1] * weight.scales, (-1,))
-
-
-def _product_of_its_own_zero(rewriter: Rewriter, expr: relax.Expr, weight: _Weight) -> relax.Expr | None:
-    """The same of data whose zero point is known when it is (DynamicQuantizeLinear), in units of a constant scale."""
-    call = rewriter.calls(expr, _DQ)
-    scale = rewriter.value(call.args[1]) if call is not None else None
-    if call is None or scale is None or scale.size != 1 or rewriter.value(call.args[2]) is not None:
         return None
-    if dtype(call.args[0]) != "uint8" or dtype(call.args[2]) != "uint8":
-        return None
-    if rewriter.shape(call.args[2]) not in ((), (1,)):
-        return None
-    sums = rewriter.emit(op.matmul(call.args[0], constant(weight.values), out_dtype="int32"))
-    zero = rewriter.emit(op.reshape(rewriter.emit(op.astype(call.args[2], "int32")), (1,)))
-    less = rewriter.emit(op.multiply(zero, constant(weight.values.sum(0, np.int32))))
-    nothing = np.zeros(1, np.int64)
-    return _scaled(rewriter, op.subtract(sums, less), nothing, float(scale.reshape(())) * weight.scales, (-1,))
+    x, scale, zero = data
+    sums = rewriter.emit(op.matmul(x, constant(weight.values), out_dtype="int32"))
+    if weight.zeros.any():
+        total = rewriter.emit(op.sum(rewriter.emit(op.astype(x, "int32")), -1, keepdims=True))
+        along = (1,) * (len(rewriter.shape(x) or ()) - 1)
+        sums = _around_zero(rewriter, sums, total, zero, len(weight.values), weight.zeros.reshape(*along, -1))
+    return _scaled(rewriter, sums, weight.values.sum(0, np.int64), zero, scale * weight.scales, (-1,))
 
 
 @rule("relax.matmul")
@@ -168,12 +236,25 @@ def integer_product_of_activations(rewriter: Rewriter, call: relax.Call) -> rela
         if zero:
             alone = rewriter.emit(op.sum(rewriter.emit(op.astype(factor, "int32")), axis, keepdims=True))
             sums = op.subtract(rewriter.emit(sums), rewriter.emit(op.multiply(alone, _integer(zero))))
-    less = np.array([-shapes[0][-1] * z * v])
-    return _scaled(rewriter, sums, less, np.array([s * t]), (1,) * len(shapes[0]))
+    constant_part = np.array([-shapes[0][-1] * v])
+    return _scaled(rewriter, sums, constant_part, z, np.array([s * t]), (1,) * len(shapes[0]))
 
 
 def _integer(value: int) -> relax.Expr:
     return constant(np.array([value], np.int32))
+
+
+@rule("relax.multiply")
+def units_of_sums(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """What is computed, times a constant for all of a tensor: the latter as a tensor, too, so that it is a parameter,
+    and subgraphs that differ in it alone are one."""
+    for scale, factor in ((0, 1), (1, 0)):
+        value = rewriter.value(call.args[factor])
+        if value is not None and value.ndim == 0 and rewriter.shape(call.args[scale]) == ():
+            long = rewriter.emit(op.reshape(call.args[scale], (1,)))
+            product = rewriter.emit(op.multiply(long, constant(value.reshape(1))))
+            return op.reshape(product, ())
+    return None
 
 
 @rule("relax.astype")
@@ -188,15 +269,23 @@ def integers_again(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _scaled(
-    rewriter: Rewriter, sums: relax.Expr, less: np.ndarray, scales: np.ndarray, shape: tuple[int, ...]
-) -> relax.Expr:
-    """Sums in int32, less what the zero point adds to them, as floats."""
+    rewriter: Rewriter, sums: relax.Expr, per_zero: np.ndarray, zero: int | relax.Expr, scales: np.ndarray,
+    shape: tuple[int, ...],
+) -> relax.Expr:  # fmt: skip
+    """Sums in int32, less what the zero point adds to them, as floats.
+
+    Args:
+        per_zero: What it would add if it were one.
+        shape: Of both, with -1 for their axis.
+    """
     sums = rewriter.emit(sums)
-    if less.any():
-        sums = rewriter.emit(op.add(sums, constant((-less).astype(np.int32).reshape(shape))))
-    if scales.size == 1:
-        shape = (1,) * len(shape)
-    factors = constant(scales.astype(np.float32).reshape(shape))
+    if not isinstance(zero, int):
+        wide = rewriter.emit(op.reshape(rewriter.emit(op.astype(zero, "int32")), (1,) * len(shape)))
+        less = rewriter.emit(op.multiply(constant(per_zero.astype(np.int32).reshape(shape)), wide))
+        sums = rewriter.emit(op.subtract(sums, less))
+    elif zero and per_zero.any():
+        sums = rewriter.emit(op.add(sums, constant((-zero * per_zero).astype(np.int32).reshape(shape))))
+    factors = constant(scales.astype(np.float32).reshape((1,) * len(shape) if scales.size == 1 else shape))
     return op.multiply(rewriter.emit(op.astype(sums, "float32")), factors)
 
 
@@ -375,7 +464,7 @@ def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
 
 INTEGERS: list[Rule] = [
     unsigned_activation, integer_convolution, integer_product, integer_product_of_activations, integers_again,
-    pooled_bytes, moved_bytes, quantized_before_moving, quantized_parts, quantized_again,
+    units_of_sums,    pooled_bytes, moved_bytes, quantized_before_moving, quantized_parts, quantized_again,
 ]  # fmt: skip
 BETWEEN: list[Rule] = [never_bytes]
 PLAIN: list[Rule] = [plain_dequantize, plain_quantize]

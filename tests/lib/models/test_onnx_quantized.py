@@ -183,9 +183,19 @@ CASES = {
         (5, 10), {"w": np.ascontiguousarray(MATRIX.T), "s20": np.resize(SCALES, 20), "z20": np.zeros(20, np.int8),
                   **S9}, {"matmul_int8"},
     ),
-    "weights of another zero point stay in floats": (
+    "weights of another zero point": (
         [dequantized("x_q"), dequantized("w", "s1", "z3"), helper.make_node("MatMul", CONV[:2], ["c"]), *LAST],
-        (5, 10), {"w": MATRIX, "z3": np.array(3, np.int8), **S9}, {"matmul"},
+        (5, 10), {"w": MATRIX, "z3": np.array(3, np.int8), **S9}, {"matmul_int8"},
+    ),
+    "weights of a zero point for each channel": (
+        [*CONVOLUTION, helper.make_node("Conv", CONV, ["c"], pads=[1, 2, 1, 0], strides=[2, 1]), *LAST],
+        IMAGE, {"w": KERNEL, "b": BIAS, "zw": np.arange(-8, 8).astype(np.int8), **S9},
+        {"conv2d_int8", "conv2d"},  # the latter sums windows of one channel
+    ),
+    "groups whose weights have another zero point stay in floats": (
+        [dequantized("x_q"), dequantized("w", "s1", "z3"), helper.make_node("Conv", CONV[:2], ["c"], group=3), *LAST],
+        IMAGE, {"w": RNG.integers(-127, 128, (12, 2, 3, 3)).astype(np.int8), "z3": np.array(3, np.int8), **S9},
+        {"group_conv2d"},
     ),
     "two activations": (TWO, (2, 8, 10), S9, {"batch_matmul_int8"}),
     "two activations around zero": (
@@ -314,19 +324,76 @@ def test_sums_of_integers_are_exact(tmp_path, cpu, name):
         assert any(kernel.endswith("_int8") for kernel in kernels)
 
 
-def test_a_product_whose_zero_point_is_known_when_it_runs_is_of_bytes(tmp_path, cpu):
+PIXEL = RNG.integers(0, 256, (16, 6, 1, 1)).astype(np.uint8)
+UNSIGNED, CHANNELS = RNG.integers(0, 256, (16, 6, 3, 3)).astype(np.uint8), RNG.integers(0, 256, (6, 1, 3, 3))
+COLUMNS = RNG.integers(90, 160, 20).astype(np.uint8)
+DYNAMIC = {
+    "a product": ((5, 10), MATRIX, np.zeros((), np.int8), {}, {"matmul_int8"}),
+    "a product with zero points of columns": (
+        (5, 10), (MATRIX.astype(np.int16) + 128).astype(np.uint8), COLUMNS, {}, {"matmul_int8"},
+    ),
+    "a convolution": (IMAGE, UNSIGNED, np.array(131, np.uint8), {}, {"conv2d_int8"}),
+    "a convolution with padding and strides": (
+        IMAGE, UNSIGNED, np.array(120, np.uint8), {"pads": [1, 1, 2, 0], "strides": [2, 1]}, {"conv2d_int8"},
+    ),
+    "of pixels": (IMAGE, PIXEL, np.array(131, np.uint8), {}, {"conv2d_1x1_int8"}),
+    "of every other pixel": (IMAGE, PIXEL, np.array(131, np.uint8), {"strides": [2, 2]}, {"conv2d_1x1_int8"}),
+    "depthwise": (
+        IMAGE, CHANNELS.astype(np.uint8), np.array(140, np.uint8), {"pads": [1, 1, 1, 1], "group": 6},
+        {"depthwise_conv2d_int8"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_what_is_quantised_when_it_is_known_is_multiplied_in_bytes(tmp_path, cpu, name):
+    """Against float64: sums of bytes are exact."""
+    shape, weight, zero, attrs, kernels = DYNAMIC[name]
+    kind = "MatMul" if weight.ndim == 2 else "Conv"
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["d", "ds", "dz"]),
-        helper.make_node("MatMulInteger", ["d", "w", "dz"], ["i"]), helper.make_node("Cast", ["i"], ["f"], to=1),
-        helper.make_node("Mul", ["f", "ds"], ["y"]),
+        helper.make_node(f"{kind}Integer", ["d", "w", "dz", "z"], ["i"], **attrs),
+        helper.make_node("Cast", ["i"], ["f"], to=1), helper.make_node("Mul", ["f", "ds"], ["y"]),
     ]  # fmt: skip
-    path, x = file(tmp_path / "q.onnx", nodes, (5, 10), {"w": MATRIX}), image((5, 10))
-    [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
+    x = image(shape) + 0.3
+    path = file(tmp_path / "q.onnx", nodes, shape, {"w": weight, "z": zero})
+    least, most = min(x.min(), 0), max(x.max(), 0)
+    scale = np.float32((most - least) / np.float32(255))
+    zero_x = np.rint(np.clip(-least / scale, 0, 255))
+    centred = np.clip(np.rint(x / scale) + zero_x, 0, 255) - zero_x
+    plain = helper.make_node(kind, ["a", "b"], ["y"], **attrs)
+    of_floats = helper.make_graph(
+        [plain], "g", [helper.make_tensor_value_info(n, TensorProto.DOUBLE, None) for n in "ab"],
+        [helper.make_tensor_value_info("y", TensorProto.DOUBLE, None)],
+    )  # fmt: skip
+    around = zero.astype(np.int64) if kind == "MatMul" else zero.astype(np.int64).reshape(())
+    [expected] = ReferenceEvaluator(helper.make_model(of_floats, opset_imports=[helper.make_opsetid("", 18)])).run(
+        None, {"a": centred.astype(np.float64), "b": (weight.astype(np.int64) - around).astype(np.float64)}
+    )
 
-    [found], kernels = found_in(path, x, cpu)
+    for made_for in (cpu, PI):
+        [found], operators = found_in(path, x, cpu, made_for)
 
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
-    assert "matmul_int8" in kernels
+        np.testing.assert_allclose(found, expected * scale, rtol=1e-5, atol=1e-5 * np.abs(expected).max() * scale)
+        assert made_for is PI or kernels <= operators
+
+
+def test_scales_that_differ_make_no_subgraph_of_their_own(tmp_path, cpu):
+    nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["d", "ds", "dz"])]
+    for n, scale in enumerate(("sa", "sb")):
+        nodes += [
+            helper.make_node("MatMulInteger", ["d", "w", "dz"], [f"i{n}"]),
+            helper.make_node("Cast", [f"i{n}"], [f"f{n}"], to=1),
+            helper.make_node("Mul", ["ds", scale], [f"s{n}"]), helper.make_node("Mul", [f"f{n}", f"s{n}"], [f"y{n}"]),
+        ]  # fmt: skip
+    scales = {"sa": np.array(0.01, np.float32), "sb": np.array(0.02, np.float32)}
+    outputs = [("y0", TensorProto.FLOAT), ("y1", TensorProto.FLOAT)]
+    path = file(tmp_path / "q.onnx", nodes, (5, 10), {"w": MATRIX, **scales}, outputs)
+    module = fusion.fuse(choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig()).module, cpu.tvm())
+
+    products = [each for each in extract_subgraphs(module) if each.core_operator == "matmul_int8"]
+
+    assert len(products) == 1
 
 
 def test_files_of_onnx_runtimes_own_operators_compute_what_it_computes(tmp_path, cpu):
