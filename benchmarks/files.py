@@ -7,7 +7,8 @@
 Batch 1 but where a name says otherwise, float32, static shapes, seeded random weights: those of `architectures.py`,
 `unprepared.py`, `deployed.py`, `domains.py`, `signals.py`, `services.py` and `trades.py` come from the configurations
 of transformers and timm, and from papers, through torch's exporter; those of `light.py` are the files in the `onnx`
-package; without torch and transformers, only the latter are made. With `--pt2` the former are also written as exported
+package; without torch and transformers, only the latter are made. Those of `published.py` are made of them by ONNX
+Runtime's tools: in bytes, in halves, with its own operators. With `--pt2` the former are also written as exported
 programs.
 
 A file appears under its name only when ONNX Runtime gives outputs that a wrong graph would change, finite and of a
@@ -28,6 +29,7 @@ import light
 import numpy as np
 import onnx
 import onnxruntime
+import published
 
 Arrays = dict[str, np.ndarray]
 Maker = Callable[[Path, bool], None]
@@ -35,6 +37,7 @@ Maker = Callable[[Path, bool], None]
 _MAGNITUDES = (1e-3, 1e3)  # of the largest output
 _CHANGE = 1e-2  # of outputs between two inputs, of the largest: less, and the biases alone would pass for the model
 _AGREEMENT = 1e-3  # of two frameworks, of the largest output
+_ROUNDED = 0.2  # the same of files whose numbers are short
 
 
 def makers() -> dict[str, Maker]:
@@ -50,7 +53,13 @@ def makers() -> dict[str, Maker]:
         import unprepared  # noqa: F401
 
         found |= {name: partial(save_torch, name) for name in architectures.MAKERS}  # its resnet50, not the light one
-    return found
+    return found | {name: partial(save_published, name, write) for name, write in published.makers(found).items()}
+
+
+def save_published(name: str, write: Callable[[Path], Arrays], folder: Path, _pt2: bool = False) -> None:
+    """A file of `published.py`, which two frameworks may round differently."""
+    with whole(folder / f"{name}.onnx") as path:
+        print(checked(name, path, write(path), _ROUNDED), flush=True)
 
 
 def save_light(name: str, folder: Path, _pt2: bool = False) -> None:
@@ -110,7 +119,7 @@ def whole(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def checked(name: str, path: Path, inputs: Arrays) -> str:
+def checked(name: str, path: Path, inputs: Arrays, agreement: float = _AGREEMENT) -> str:
     """A row of the table on a file that computes something; a ValueError if it does not."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # with more its ScatterND, adding to one place, loses some of what is added
@@ -132,7 +141,7 @@ def checked(name: str, path: Path, inputs: Arrays) -> str:
             apart = "OpenVINO fails"
         else:
             apart = f"{error:.0e}"
-            if not error <= _AGREEMENT:
+            if not error <= agreement:
                 raise ValueError(f"ONNX Runtime and OpenVINO are {error:.1g} of the largest output apart")
     shapes = ", ".join(f"{name} {value.dtype}{list(value.shape)}" for name, value in inputs.items())
     return f"| {name} | {path.stat().st_size / 1e6:.1f} | {shapes} | {largest:.3g} | {change:.2g} | {apart} |"

@@ -41,22 +41,24 @@ def read_as_they_lie(model: Model, *, is_narrow: bool) -> Model:
     return reweight.made_once(rewritten(model, [heads_together, *rules]))
 
 
-@rule("relax.matmul")
+@rule("relax.matmul", "relax.einsum")
 def heads_together(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Of single queries the scores, or the sums of values, with one head of keys or values for several of queries."""
-    shapes, moved = packing.of_activations(rewriter, call), rewriter.calls(call.args[1], "relax.permute_dims")
-    if shapes is None or shapes[0][-2] > 1:
+    shapes, shape = packing.of_activations(rewriter, call), rewriter.shape(call)
+    if shapes is None or shape is None or shapes[0][-2] > 1:
         return None
+    queries, heads = packing.factors(rewriter, call)
+    moved = rewriter.calls(heads, "relax.permute_dims")
     is_turned = moved is not None and swaps_matrices(moved)
-    shared = _shared(rewriter, moved.args[0] if moved is not None and is_turned else call.args[1])
+    shared = _shared(rewriter, moved.args[0] if moved is not None and is_turned else heads)
     if shared is None:
         return None
     *batch, _, _ = static_shape(shared) or ()
     n = len(batch)
     factor = op.permute_dims(shared, [*range(n), n + 1, n]) if is_turned else shared
-    rows = rewriter.emit(op.reshape(call.args[0], (*batch, -1, shapes[0][-1])))
+    rows = rewriter.emit(op.reshape(queries, (*batch, -1, shapes[0][-1])))
     product = op.matmul(rows, rewriter.emit(factor), out_dtype=dtype(call))
-    return op.reshape(rewriter.emit(product), (*shapes[0][:-1], shapes[1][-1]))
+    return op.reshape(rewriter.emit(product), shape)  # with a single query, in whichever order an einsum has its axes
 
 
 def _shared(rewriter: Rewriter, heads: relax.Expr) -> relax.Expr | None:

@@ -17,6 +17,7 @@ from lib.graph import (
     casts,
     concatenation,
     enlarging,
+    few_bits,
     gates,
     halts,
     padding,
@@ -102,7 +103,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     with target:
         if target.kind.name == "llvm":  # before TVM's passes sort
             module = running.in_lines(scatter.in_rows(selection.in_vectors(module), target), target)
-        module = byte_units.chosen(recurrence.in_programs(module), target)
+        module = byte_units.chosen(few_bits.in_programs(recurrence.in_programs(module)), target)
         module = padding.into_convolutions(casts.by_readers(tvm.transform.Sequential(passes)(module)))
         module = parts.read_in_place(concatenation.place_parts(module))
         module = halts.placed(gates.apart(enlarging.summed(enlarging.by_lines(module))))

@@ -10,6 +10,7 @@ from lib.graph.rules import (
     attention,
     constants,
     convolution,
+    formulas,
     joins,
     layouts,
     modulation,
@@ -26,6 +27,7 @@ from lib.graph.rules import (
 
 RULES = [
     *constants.RULES,
+    *formulas.RULES,
     *arithmetic.RULES,
     *products.RULES,
     *attention.RULES,  # before movement, which would rewrite the patterns that they match

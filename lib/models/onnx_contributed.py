@@ -12,7 +12,7 @@ from collections.abc import Callable
 import onnx
 from onnx import TensorProto, helper
 
-from lib.models import onnx_attention
+from lib.models import onnx_attention, onnx_few_bits
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
 
 DOMAIN = "com.microsoft"
@@ -21,14 +21,17 @@ _FIRST_NORM = 17  # version of ONNX that has LayerNormalization; ONNX Runtime ta
 Rule = Callable[[onnx.NodeProto, Graph], Nodes]
 
 
-def expand(proto: onnx.ModelProto) -> bool:
+def expand(proto: onnx.ModelProto, *, has_loops: bool = True) -> bool:
     """Replace such operators, in place; returns whether there were any.
 
     Those that need a rank behind others are replaced once it is known: as often as that takes.
+
+    Args:
+        has_loops: See `Graph`.
     """
     is_changed = False
     while any(map(_rule_of, proto.graph.node)):
-        graph, nodes, is_replaced = Graph(proto), list[onnx.NodeProto](), False
+        graph, nodes, is_replaced = Graph(proto, has_loops=has_loops), list[onnx.NodeProto](), False
         for node in proto.graph.node:
             rule = _rule_of(node)
             found = rule(node, graph) if rule else None
@@ -39,6 +42,7 @@ def expand(proto: onnx.ModelProto) -> bool:
         del proto.graph.node[:]
         proto.graph.node.extend(nodes)
         proto.graph.initializer.extend(graph.constants)
+        proto.graph.value_info.extend(graph.told)
         is_changed = True
     return is_changed
 
@@ -281,6 +285,9 @@ RULES: dict[str, Rule] = {
     "GroupQueryAttention": onnx_attention.grouped,
     "RotaryEmbedding": onnx_attention.rotary,
     "QAttention": onnx_attention.quantized,
+    "MatMulNBits": onnx_few_bits.matrix_product,
+    "MatMulBnb4": onnx_few_bits.product_of_floats,
+    "GatherBlockQuantized": onnx_few_bits.rows_of_table,
     "DequantizeLinear": _of_onnx,
     "QuantizeLinear": _of_onnx,
     "Trilu": _of_onnx,

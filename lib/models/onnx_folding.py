@@ -112,6 +112,7 @@ def without_large_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph.node.extend(proto.graph.node)
     graph.input.extend(proto.graph.input)
     graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
     for tensor in proto.graph.initializer:
         if np.prod(tensor.dims, dtype=np.int64) > _LARGE:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

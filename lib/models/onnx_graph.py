@@ -31,6 +31,7 @@ class Graph:
         self._count = 0
         self.version = onnx_folding.version(proto)
         self.constants: list[onnx.TensorProto] = []  # that were made
+        self.told: list[onnx.ValueInfoProto] = []  # types of what ONNX cannot infer
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Of a tensor, if it is static."""
@@ -49,9 +50,14 @@ class Graph:
         """Of a constant."""
         return numpy_helper.to_array(self._values[name]) if name in self._values else None
 
+    def values(self, names: Sequence[str]) -> list[np.ndarray] | None:
+        """Of constants, or None if one is none."""
+        found = [value for name in names if (value := self.value(name)) is not None]
+        return found if len(found) == len(names) else None
+
     def is_read(self, name: str) -> bool:
-        """Whether a node reads a tensor, or the model gives it back."""
-        return name in self._read
+        """Whether a node reads a tensor, or the model gives it back; what is left out has no name."""
+        return bool(name) and name in self._read
 
     def fresh(self) -> str:
         """A name that nothing has."""
@@ -66,6 +72,10 @@ class Graph:
             numpy_helper.from_array(np.ascontiguousarray(value) if value.ndim else value, self.fresh())
         )
         return str(self.constants[-1].name)
+
+    def tell(self, name: str, kind: int, shape: Sequence[int]) -> None:
+        """The type of a tensor that an operator makes which ONNX does not know."""
+        self.told.append(helper.make_tensor_value_info(name, kind, shape))
 
     def node(self, operator: str, *inputs: str, **given: Any) -> onnx.NodeProto:
         """One with a single output of a new name."""

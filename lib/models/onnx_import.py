@@ -23,6 +23,7 @@ from lib.models import (
     onnx_contributed,
     onnx_decompositions,
     onnx_external,
+    onnx_few_bits,
     onnx_float32,
     onnx_folding,
     onnx_functions,
@@ -56,10 +57,11 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool) -> 
     if not proto.graph.input:
         raise ModelError(f"{path} has no inputs: it computes the same each time, and nothing is left to tune.")
     _settle_shapes(proto.graph, shapes, path)
+    del proto.graph.value_info[:]  # of shapes that are open, or of before; what is told from now on is so
     onnx_float32.widen(proto)
     onnx_folding.fold(proto)
     for simplified in (
-        onnx_contributed.expand,
+        partial(onnx_contributed.expand, has_loops=has_loops),
         onnx_functions.expand,
         partial(onnx_decompositions.decompose, has_loops=has_loops),
     ):
@@ -220,12 +222,8 @@ def _more_operators() -> Iterator[None]:
     """With converters for the recurrent layers that were not taken apart, of which TVM has none, for bytes, and for
     einsums."""
     own = onnx_frontend._get_convert_map
-    onnx_frontend._get_convert_map = lambda: {
-        **own(),
-        **onnx_layers.CONVERTERS,
-        **onnx_quantized.CONVERTERS,
-        "Einsum": _Einsum,
-    }
+    made = {**onnx_layers.CONVERTERS, **onnx_quantized.CONVERTERS, **onnx_few_bits.CONVERTERS, "Einsum": _Einsum}
+    onnx_frontend._get_convert_map = lambda: {**own(), **made}
     try:
         yield
     finally:

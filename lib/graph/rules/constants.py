@@ -31,7 +31,8 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "nn.gelu": lambda x: x * (erf(x * np.float32(np.sqrt(0.5))) + 1) / 2,
     "nn.relu": lambda x: np.maximum(x, 0), "nn.silu": lambda x: x * expit(x),
 }  # fmt: skip
-ELEMENTWISE = tuple(f"relax.{name}" for name in _ELEMENTWISE)
+FUNCTIONS = {f"relax.{name}": function for name, function in _ELEMENTWISE.items()}  # by operator
+ELEMENTWISE = tuple(FUNCTIONS)
 
 
 def elementwise(call: relax.Call, values: list[np.ndarray]) -> np.ndarray:
@@ -41,7 +42,7 @@ def elementwise(call: relax.Call, values: list[np.ndarray]) -> np.ndarray:
         TypeError, ValueError: NumPy's function does not take them, as negative powers of integers.
     """
     with np.errstate(all="ignore"):  # what is not finite here would not be finite at run time
-        return np.asarray(_ELEMENTWISE[call.op.name.removeprefix("relax.")](*values)).astype(dtype(call))
+        return np.asarray(FUNCTIONS[call.op.name](*values)).astype(dtype(call))
 
 
 def _axes(axes: Any) -> list[int] | None:

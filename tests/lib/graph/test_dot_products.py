@@ -5,6 +5,7 @@ import pytest
 from tvm.relax import op
 
 from lib.graph import dot_products, fusion, precision
+from lib.graph.rules.products import CONTEXT
 from lib.graph.subgraphs import extract_subgraphs
 from lib.search import evolution
 from lib.tir.workload import load_module
@@ -67,7 +68,7 @@ def test_keys_of_more_queries_or_that_are_few_are_transposed(n, keys):
     assert found_in(model) is model
 
 
-def repeated(each, n=1):
+def repeated(each, n=1, is_einsum=False):
     """One query of each head, `each` of which read one head of keys and of values, written out for all of them."""
 
     def build(x, keys, values):
@@ -79,19 +80,24 @@ def repeated(each, n=1):
         query = op.reshape(op.matmul(x, const(random((24, each * HEADS * SIZE), 1))), (1, n, HEADS * each, SIZE))
         query = op.permute_dims(query, [0, 2, 1, 3])
         scores = op.matmul(query, op.permute_dims(heads(keys), [0, 1, 3, 2]))
-        return op.matmul(op.nn.softmax(op.multiply(scores, const(np.float32(SIZE**-0.5)))), heads(values))
+        weights = op.nn.softmax(op.multiply(scores, const(np.float32(SIZE**-0.5))))
+        if is_einsum:  # as rules write it where heads are joined again
+            return op.einsum((weights, heads(values)), CONTEXT)
+        return op.matmul(weights, heads(values))
 
     return module(build, *(x.shape for x in inputs(n)))
 
 
+@pytest.mark.parametrize("is_einsum", [False, True])
 @pytest.mark.parametrize("each", [4, 12])
-def test_heads_that_read_the_same_keys_are_rows_of_one_product(cpu, each):
-    found = found_in(fusion.lift_constants(repeated(each)))
+def test_heads_that_read_the_same_keys_are_rows_of_one_product(cpu, each, is_einsum):
+    model = repeated(each, is_einsum=is_einsum)
+    found = found_in(fusion.lift_constants(model))
 
     assert "broadcast_to" not in operators(found.module)
     fused = fusion.fuse(found.module, cpu.tvm())
     [y] = run(fused, *inputs(1), *found.weights.values())
-    np.testing.assert_allclose(y, run(repeated(each), *inputs(1))[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y, run(model, *inputs(1))[0], rtol=1e-4, atol=1e-5)
     assert any("dot_products" in each.name for each in extract_subgraphs(fused)) == (each == 4)
 
 

@@ -1,0 +1,143 @@
+"""Matrices and tables of few bits, against NumPy in the words of their definitions, and against ONNX Runtime."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from lib.graph import fusion
+from lib.models import onnx_import
+from lib.tir import few_bits
+
+RNG = np.random.default_rng(0)
+N, K = 50, 64
+
+
+def packed(numbers, bits):
+    """Along the last axis, the first in the lowest bits of a byte."""
+    per_byte = 8 // bits
+    filled = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, -numbers.shape[-1] % per_byte)])
+    apart = filled.reshape(*numbers.shape[:-1], -1, per_byte).astype(np.uint8)
+    return np.bitwise_or.reduce(apart << (np.arange(per_byte) * bits).astype(np.uint8), axis=-1)
+
+
+def save(path, node, shape, weights, kind=TensorProto.FLOAT):
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+def computed(path, x, cpu):
+    """The result of the imported file, the names of its kernels, and its weights."""
+    model = onnx_import.load(path)
+    module = fusion.fuse(model.module, cpu.tvm())
+    with cpu.tvm():
+        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
+    found = machine["main"](*[tvm.runtime.tensor(a) for a in (x, *model.weights.values())]).numpy()
+    return found, {gvar.name_hint for gvar in module.get_global_vars()}, list(model.weights.values())
+
+
+def of_onnx_runtime(path, x):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+PRODUCTS = {
+    "a token": ((1, 1, K), 4, 16, "none", False),
+    "a token, with a bias": ((1, K), 4, 32, "none", True),
+    "zero points": ((2, 1, K), 4, 32, "packed", False),
+    "eight tokens": ((8, K), 4, 16, "packed", False),
+    "more tokens": ((9, K), 4, 16, "packed", False),
+    "scales that halves have as well": ((1, K), 4, 32, "packed", False),
+    "bytes": ((3, K), 8, 32, "none", False),
+    "bytes with zero points": ((1, K), 8, 16, "packed", False),
+    "zero points that are floats": ((2, K), 4, 32, "floats", False),
+    "a block that is not full": ((2, K - 10), 4, 32, "packed", False),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_matrices_of_few_bits(tmp_path, cpu, name):
+    shape, bits, block, zeros, has_bias = PRODUCTS[name]
+    k = shape[-1]
+    blocks = -(-k // block)
+    numbers = RNG.integers(0, 1 << bits, (N, blocks, block))
+    around = RNG.integers(0, 1 << bits, (N, blocks)) if zeros != "none" else np.full((N, blocks), 1 << (bits - 1))
+    weights = {"b": packed(numbers, bits), "s": RNG.uniform(0.01, 0.02, (N, blocks)).astype(np.float32)}
+    if "halves" in name:
+        weights["s"] = weights["s"].astype(np.float16).astype(np.float32)
+    names = ["x", "b", "s"]
+    if zeros != "none":
+        weights["z"] = packed(around, bits) if zeros == "packed" else around.astype(np.float32)
+    if has_bias:
+        weights["c"] = RNG.normal(size=N).astype(np.float32)
+        names = ["x", "b", "s", "", "", "c"]
+    elif zeros != "none":
+        names.append("z")
+    node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", K=k, N=N, bits=bits, block_size=block)
+    path, x = save(tmp_path / "m.onnx", node, shape, weights), RNG.normal(size=shape).astype(np.float32)
+
+    found, kernels, kept = computed(path, x, cpu)
+
+    matrix = ((numbers - around[..., None]) * weights["s"][..., None].astype(np.float64)).reshape(N, -1)[:, :k]
+    expected = x.astype(np.float64) @ matrix.T + weights.get("c", 0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(of_onnx_runtime(path, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    stays_small = np.prod(shape[:-1]) <= 8 and zeros != "floats"
+    assert any(few_bits.FUNCTION in kernel for kernel in kernels) == stays_small
+    assert (max(array.nbytes for array in kept) < 4 * N * k) == stays_small
+    assert any(array.dtype == np.float16 for array in kept) == ("halves" in name)
+
+
+def test_on_gpus_such_a_matrix_is_widened(tmp_path):
+    weights = {"b": packed(RNG.integers(0, 16, (N, 2, 32)), 4), "s": np.full((N, 2), 0.1, np.float32)}
+    node = helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft", K=K, N=N, bits=4,
+                            block_size=32)  # fmt: skip
+    path = save(tmp_path / "m.onnx", node, (1, K), weights)
+
+    model = onnx_import.load(path, has_loops=False)
+
+    assert [array.shape for array in model.weights.values()] == [(K, N)]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_products_with_floats_of_four_bits(tmp_path, cpu, kind):
+    n, block = 24, 16
+    weights = {"b": RNG.integers(0, 256, n * K // 2).astype(np.uint8),
+               "s": RNG.uniform(0.1, 0.2, n * K // block).astype(np.float32)}  # fmt: skip
+    node = helper.make_node("MatMulBnb4", ["x", "b", "s"], ["y"], domain="com.microsoft", K=K, N=n, block_size=block,
+                            quant_type=kind)  # fmt: skip
+    path, x = save(tmp_path / "m.onnx", node, (3, K), weights), RNG.normal(size=(3, K)).astype(np.float32)
+
+    found, _, _ = computed(path, x, cpu)
+
+    np.testing.assert_allclose(found, of_onnx_runtime(path, x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "has_zeros"), [(4, False), (4, True), (8, False), (8, True)])
+def test_rows_of_a_table_of_few_bits(tmp_path, cpu, bits, has_zeros):
+    rows, blocks, block = 30, 4, 16
+    numbers = RNG.integers(0, 1 << bits, (rows, blocks * block))
+    around = RNG.integers(0, 1 << bits, (rows, blocks)) if has_zeros else np.full((rows, blocks), 1 << (bits - 1))
+    weights = {"t": packed(numbers, bits), "s": RNG.uniform(0.1, 0.2, (rows, blocks)).astype(np.float32)}
+    if has_zeros:
+        weights["z"] = packed(around, bits)
+    node = helper.make_node("GatherBlockQuantized", ["t", "x", "s", *(["z"] if has_zeros else [])], ["y"],
+                            domain="com.microsoft", bits=bits, block_size=block,
+                            gather_axis=0, quantize_axis=1)  # fmt: skip
+    path = save(tmp_path / "m.onnx", node, (2, 5), weights, TensorProto.INT64)
+    x = RNG.integers(0, rows, (2, 5))
+
+    found, _, kept = computed(path, x, cpu)
+
+    table = (numbers.reshape(rows, blocks, block) - around[..., None]) * weights["s"][..., None].astype(np.float64)
+    np.testing.assert_allclose(found, table.reshape(rows, -1)[x], rtol=0, atol=1e-5)
+    assert max(array.nbytes for array in kept) < 4 * numbers.size
