@@ -169,7 +169,7 @@ class _Writer:
         norm = self._plain("SimplifiedLayerNormalization", [x, "norm"], axis=-1, epsilon=1e-6)
         for layer in range(chat.layers):
             packed = self._product(norm, f"{layer}_qkv", chat.width, (chat.heads + 2 * chat.groups) * extent)
-            attended = self._attention(packed, layer, extent, total)
+            attended = self._attention(packed, layer, extent)
             added = self._product(attended, f"{layer}_out", chat.width, chat.width)
             norm, x = self._skip(x, added)
             gate, up = (self._product(norm, f"{layer}_{name}", chat.width, chat.hidden) for name in ("gate", "up"))
@@ -197,15 +197,15 @@ class _Writer:
             "table_scales": (rng.uniform(0.5, 1.5, (chat.words, chat.width // _BLOCK)) / 8).astype(self._dtype),
         }
 
-    def _attention(self, packed: str, layer: int, extent: int, total: int) -> str:
+    def _attention(self, packed: str, layer: int, extent: int) -> str:
         chat = self._chat
         caches = {name: f".{layer}.{name}" for name in ("key", "value")}
         past = [f"past_key_values{each}" if chat.past else "" for each in caches.values()]
         for name, each in zip(past, caches.values(), strict=True):
             if name:
-                shape = (1, chat.groups, chat.past, extent)
-                self._inputs.append(helper.make_tensor_value_info(name, self._kind, shape))
-            shape = (1, chat.groups, total, extent)
+                past_shape = (1, chat.groups, chat.past, extent)
+                self._inputs.append(helper.make_tensor_value_info(name, self._kind, past_shape))
+            shape = (1, chat.groups, "total", extent)  # ONNX Runtime takes that of the past for a number
             self._outputs.append(helper.make_tensor_value_info(f"present{each}", self._kind, shape))
         names = [packed, "", "", *past, "last", "total", "cos", "sin"]
         outputs = [f"attended_{layer}", *(f"present{each}" for each in caches.values())]
