@@ -137,7 +137,8 @@ def grouped(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """`GroupQueryAttention`: several heads share keys and values, which are put behind those of before.
 
     How many there are of before, each sequence has a number of its own, which is known when it runs: new ones are put
-    there, and what comes after is zero in the cache that is given back, and masked.
+    there, and what comes after is zero in the cache that is given back, and masked. Of a prompt that is shorter than
+    others, what the tokens give that fill it up is not defined: ONNX Runtime reads memory there that nobody wrote.
     """
     given = attributes(node, num_heads=0, kv_num_heads=0, scale=0.0, softcap=0.0, local_window_size=-1, do_rotary=0,
                        rotary_interleaved=0, smooth_softmax=0, causal=1, kv_cache_bit_width=0,

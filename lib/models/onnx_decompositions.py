@@ -356,5 +356,11 @@ _OF_ONNX_RUNTIME: dict[str, Rule] = {
     "QLinearAdd": onnx_quantized.qlinear_binary,
     "QLinearMul": onnx_quantized.qlinear_binary,
     "QLinearGlobalAveragePool": onnx_quantized.qlinear_global_average_pool,
+    "QLinearAveragePool": onnx_quantized.qlinear_unary,
+    "QLinearConcat": onnx_quantized.qlinear_concat,
+    "QLinearLeakyRelu": onnx_quantized.qlinear_unary,
+    "QLinearSigmoid": onnx_quantized.qlinear_unary,
+    "QLinearSoftmax": onnx_quantized.qlinear_unary,
+    "QLinearWhere": onnx_quantized.qlinear_where,
 }
 _RULES_OF = {"": RULES, "ai.onnx": RULES, "com.microsoft": _OF_ONNX_RUNTIME}  # by domain

@@ -20,6 +20,7 @@ from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, in_integers, simplify
 from lib.models import (
+    onnx_branches,
     onnx_contributed,
     onnx_decompositions,
     onnx_external,
@@ -60,6 +61,8 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool) -> 
     del proto.graph.value_info[:]  # of shapes that are open, or of before; what is told from now on is so
     onnx_float32.widen(proto)
     onnx_folding.fold(proto)
+    while onnx_branches.expand(proto):
+        onnx_folding.fold(proto)
     for simplified in (
         partial(onnx_contributed.expand, has_loops=has_loops),
         onnx_functions.expand,
@@ -68,6 +71,7 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool) -> 
         if simplified(proto):
             onnx_folding.fold(proto)
     _refuse_shapes_that_depend_on_values(proto.graph, path)
+    _refuse_choices(proto.graph, path)
     _refuse_training(proto.graph, path)
     _refuse_what_tvm_means_otherwise(proto.graph, path)
     return _convert(proto, path)
@@ -84,6 +88,15 @@ def _refuse_shapes_that_depend_on_values(graph: onnx.GraphProto, path: Path) -> 
         raise ModelError(
             f"{path} uses {', '.join(found)}, whose results have shapes that depend on the values of inputs: nothing "
             "after it can be compiled for fixed shapes. Cut the model before it (`onnx.utils.extract_model`)."
+        )
+
+
+def _refuse_choices(graph: onnx.GraphProto, path: Path) -> None:
+    if found := [node for node in graph.node if node.op_type == "If"]:
+        raise ModelError(
+            f"{path} has an If ({found[0].name or found[0].output[0]!r}) that depends on the values of inputs "
+            f"({found[0].input[0]!r}): there is one program for both branches. Give a file with one of them: of a "
+            "merged decoder that of a single step (`decoder_with_past_model.onnx`), say."
         )
 
 

@@ -77,6 +77,32 @@ def qlinear_global_average_pool(node: onnx.NodeProto, graph: Graph) -> Nodes:
     return graph.ending(node, [data, pooled, _quantized(graph, pooled, *node.input[3:5])])
 
 
+def qlinear_unary(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """ONNX Runtime's sigmoid, LeakyRelu, softmax over one axis, and average pooling of channels in front."""
+    operator, given = node.op_type.removeprefix("QLinear"), attributes(node)
+    if given.pop("channels_last", 0) or given.pop("opset", 13) < 13:
+        return None  # before, a softmax was over all axes from one on
+    data, result = node.input[:3], node.input[3:5]
+    nodes = [_dequantized(graph, data)]
+    nodes.append(graph.node(operator, nodes[0].output[0], **given))
+    return graph.ending(node, [*nodes, _quantized(graph, nodes[-1], *result)])
+
+
+def qlinear_concat(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """ONNX Runtime's, of tensors that each have a scale of their own."""
+    names = [*node.input, ""]
+    parts = [_dequantized(graph, names[n : n + 3]) for n in range(2, len(node.input), 3)]
+    joined = graph.node("Concat", *(part.output[0] for part in parts), axis=attributes(node)["axis"])
+    return graph.ending(node, [*parts, joined, _quantized(graph, joined, *node.input[:2])])
+
+
+def qlinear_where(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """ONNX Runtime's choice between two tensors."""
+    choices = [_dequantized(graph, node.input[n : n + 3]) for n in (1, 4)]
+    chosen = graph.node("Where", node.input[0], *(each.output[0] for each in choices))
+    return graph.ending(node, [*choices, chosen, _quantized(graph, chosen, *node.input[7:9])])
+
+
 def of_integers(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """ConvInteger and MatMulInteger, with zero points or without; weights may have one for each output channel."""
     names = [*node.input, *[""] * (4 - len(node.input))]

@@ -18,7 +18,7 @@ from lib.report.ranges import RangeRows
 from lib.report.rows import RunRows, SubgraphRow
 from lib.report.text import NARROW, counted, learned, milliseconds, narrow_kind, on_precision
 from lib.report.treemap import Box, layout
-from lib.tir.numerics import VANISHING
+from lib.tir.numerics import ONES, VANISHING
 
 _GOLDEN_ANGLE = 137.508  # degrees: hues of neighbours in a list are far apart
 _FRAME = Box(0, 0, 220, 100)  # of the treemap, in any unit; its boxes are placed by shares of it
@@ -290,8 +290,9 @@ def code(facts: Mapping[str, Any], folder: Path) -> str:
     lines, names = [], []
     for n, each in enumerate(facts["model_inputs"]):
         shape, dtype, most = tuple(each["shape"]), each["dtype"], each["bound"] or 4
-        is_float = dtype.startswith(("float", "bfloat"))
-        values = f"np.random.rand{shape}" if is_float else f"np.random.randint({most}, size={shape})"
+        values = f"np.random.randint({most}, size={shape})" if most != ONES else f"np.ones({shape})"
+        if dtype.startswith(("float", "bfloat")):
+            values = f"np.random.rand{shape}"
         lines.append(f"x{n} = {values}.astype({dtype!r})" if shape else f"x{n} = np.array(1, {dtype!r})")
         names.append(f"x{n}")
     code = _CODE if facts["target"]["kind"] == "llvm" else _GPU_CODE

@@ -11,6 +11,7 @@ _BF16_ULP = 2.0**-7  # of a number's magnitude, at most: the distance of neighbo
 _ROUNDED_OTHERWISE = 1e-3  # share of bytes that may be their neighbours
 _OF_NEIGHBOURS = 0.01  # of the largest value: how far floats may be apart that are computed from neighbouring bytes
 _EQUAL = 1e-4  # of the largest value: floats that are no farther apart differ by how sums were rounded
+ONES = -1  # in place of a bound: nothing but ones
 _MASKED = 4  # one element in so many is masked
 VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, which processors may flush to zero
 
@@ -19,15 +20,18 @@ def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> 
     """Seeded values: small normal ones for floats, a mask for booleans, and for integers by their bound.
 
     Floats with a bound are small enough that a sum of so many products of them with numbers up to one stays below one.
-    Integers are uniform in [0, bound); a bound of 2 makes a mask; without a bound (0) bytes have all their values, as
-    quantised ones do, and wider integers are small and positive, since programs divide by them. Of a mask at least half
-    are ones, in each row and on the whole: where all is masked, attention no longer depends on queries and keys.
+    Integers are uniform in [0, bound); a bound of 2 makes a mask, and `ONES` nothing but ones; without a bound (0)
+    bytes have all their values, as quantised ones do, and wider integers are small and positive, since programs divide
+    by them. Of a mask at least half are ones, in each row and on the whole: where all is masked, attention no longer
+    depends on queries and keys.
 
     TVM's own random fill writes float bits into integers; a gather with such an index reads out of bounds. And
     values decide the speed of some functions: sums over a few hundred products must stay near 1, as they do in
     a trained network, or an `erf` after them takes its fast or its slow way for every element.
     """
     rng = np.random.default_rng(seed)
+    if bound == ONES:
+        return np.ones(shape, dtype)
     if dtype.startswith(("float", "bfloat")):
         spread = np.float32(0.5 / math.sqrt(bound)) if bound else _SPREAD
         return (spread * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)

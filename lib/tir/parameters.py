@@ -83,6 +83,20 @@ def masks(function: tirx.PrimFunc) -> set[int]:
     return found - set(index_bounds(function))
 
 
+def counted(function: tirx.PrimFunc) -> set[int]:
+    """Integer parameters that are only summed, as a mask is to tell how long a sequence is."""
+    held = _held(function)
+    summed, read = set[int](), set[int]()
+    for store in walk(function.body, tirx.BufferStore) if held else []:
+        sources = [load.source for load in walk(store.value, tvm.ir.TensorLoad)]
+        positions = {position for source in sources for position in held.get(source, ())}
+        if isinstance(store.value, tirx.Add) and any(source.same_as(store.buffer) for source in sources):
+            summed |= positions
+        elif store.buffer not in held:
+            read |= positions
+    return summed - read
+
+
 def is_held(function: tirx.PrimFunc, position: int) -> bool:
     """Whether a function's last parameter, its result, holds the values of an integer parameter; see `_held`."""
     return position in _held(function).get(function.params[-1], ())

@@ -7,6 +7,7 @@ from tvm.relax import op
 
 from lib.graph import fusion, inputs
 from lib.graph.inputs import Values
+from lib.tir.numerics import ONES, random_values
 
 
 def fused(cpu, shapes, make):
@@ -66,6 +67,27 @@ def test_what_counts_a_mask_is_not_followed_into_a_table(cpu):
         return op.where(hidden, op.take(table, op.astype(counted, "int32"), axis=0), number(0))
 
     assert inputs.values(fused(cpu, {"kept": ((1, 6), "int64")}, positions)) == {"kept": Values("mask", 2)}
+
+
+def test_a_mask_that_only_tells_a_length_is_all_ones(cpu):
+    def last(scores, attention_mask):
+        length = op.astype(op.sum(attention_mask, 1, keepdims=True), "float32")
+        return op.multiply(scores, length)
+
+    module = fused(cpu, {"scores": ((2, 6), "float32"), "attention_mask": ((2, 6), "int64")}, last)
+
+    assert inputs.values(module)["attention_mask"] == Values("ones", ONES)
+    np.testing.assert_array_equal(random_values((2, 6), "int64", ONES, 0), np.ones((2, 6), np.int64))
+
+
+def test_a_mask_that_is_counted_and_hides_is_one(cpu):
+    def mean(tokens, attention_mask):
+        weights = op.astype(attention_mask, "float32")
+        return op.divide(op.sum(op.multiply(tokens, weights), 1), op.sum(weights, 1))
+
+    module = fused(cpu, {"tokens": ((2, 6), "float32"), "attention_mask": ((2, 6), "int64")}, mean)
+
+    assert inputs.values(module)["attention_mask"] == Values("mask", 2)
 
 
 @pytest.mark.parametrize(

@@ -417,6 +417,43 @@ def test_files_of_onnx_runtimes_own_operators_compute_what_it_computes(tmp_path,
     assert {"conv2d_int8", "matmul_int8"} <= kernels
 
 
+SCALED = ["sx", "zx", "s9", "z9"]  # of data, and of what is made of it
+QLINEAR = {
+    "sigmoid": ("QLinearSigmoid", ["x_q", "sx", "zx", "s8", "z8"], {}),
+    "leaky": ("QLinearLeakyRelu", ["x_q", *SCALED], {"alpha": 0.2}),
+    "softmax": ("QLinearSoftmax", ["x_q", "sx", "zx", "s8", "z8"], {"axis": -1, "opset": 13}),
+    "pool": ("QLinearAveragePool", ["x_q", *SCALED], {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    "concat": ("QLinearConcat", ["s9", "z9", "x_q", "sx", "zx", "x_q", "s8", "z8"], {"axis": 1}),
+    "where": ("QLinearWhere", ["w", "x_q", "sx", "zx", "x_q", "s8", "z8", "s9", "z9"], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QLINEAR)
+def test_onnx_runtimes_other_operators_on_bytes(tmp_path, cpu, name):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    operator, names, attrs = QLINEAR[name]
+    scale = ["s8", "z8"] if "s8" in names[3:5] and name != "concat" else ["s9", "z9"]
+    nodes = [helper.make_node(operator, names, ["o_q"], domain="com.microsoft", **attrs),
+             helper.make_node("DequantizeLinear", ["o_q", *scale], ["y"])]  # fmt: skip
+    weights = {**S9, "s8": np.array(0.004, np.float32), "z8": np.array(3, np.uint8), "w": KERNEL[:1, :, :1, :1] > 0}
+    path = file(tmp_path / "q.onnx", nodes, IMAGE, weights, domains=["com.microsoft"])
+    x = image()
+    [expected] = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+
+    [found], _ = found_in(path, x, cpu)
+
+    quantum = 0.004 if scale[0] == "s8" else 0.05
+    off = np.abs(found - expected) / quantum
+    assert off.max() < 1.01
+    # Others round half of a quantum to the other side; its softmax is of a table of rounded exponentials.
+    assert np.mean(off > 0.01) <= (0.2 if name == "softmax" else 0.02)
+    if name == "softmax":
+        data = np.float32(0.03) * (np.clip(np.rint(x / np.float32(0.03)) + 120, 0, 255) - 120)
+        exact = np.exp(data) / np.exp(data).sum(-1, keepdims=True)
+        assert np.mean(np.abs(found - 0.004 * (np.clip(np.rint(exact / 0.004) + 3, 0, 255) - 3)) > 1e-5) <= 2e-3
+    assert np.ptp(expected) > 2 * quantum
+
+
 def kernels_of(path, cpu):
     """The operators of each kernel that takes time, and what it returns."""
     model = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig())
