@@ -23,6 +23,7 @@ from lib.machine.targets import AnyTarget
 from lib.models import onnx_import, torch_import
 from lib.models.source import Source, parse_shapes
 from lib.models.zoo import catalogue
+from lib.tir import few_bits_rows
 
 REVISION = 37  # raised when the same model comes out as other subgraphs than before
 
@@ -97,7 +98,7 @@ def load(source: Source, target: AnyTarget | None = None) -> Model:
     """A model by name or by file.
 
     Args:
-        target: What it is loaded for, if that is no CPU.
+        target: What it is loaded for; None: any CPU.
 
     Raises:
         ModelError: There is none, or it cannot be imported; the message says why.
@@ -106,7 +107,8 @@ def load(source: Source, target: AnyTarget | None = None) -> Model:
     path = Path(source.model)
     is_cpu = target is None or target.kind == "llvm"
     if path.suffix == ".onnx":
-        return onnx_import.load(path, parse_shapes(source.shape), has_loops=is_cpu)
+        instruction = few_bits_rows.instruction(target.tvm()) if target and is_cpu else ""
+        return onnx_import.load(path, parse_shapes(source.shape), has_loops=is_cpu, instruction=instruction)
     if path.suffix == ".pt2":
         return torch_import.load(path, has_loops=is_cpu)
     weights = Path(source.weights) if source.weights else None

@@ -1,10 +1,11 @@
-"""A few rows times a matrix of numbers of four or eight bits, from the import of a model until its operators become
-programs in TIR (`lib.tir.few_bits`).
+"""Rows times a matrix of numbers of four or eight bits, from the import of a model until its operators become programs
+in TIR: of few rows in float32 (`lib.tir.few_bits`), of many in bytes (`lib.tir.few_bits_rows`).
 
 As for recurrent layers (`lib.graph.recurrence`), a call of a function that nobody has stands for it.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
@@ -13,7 +14,7 @@ from tvm.relax import op
 
 from lib.graph import patterns
 from lib.graph.rewrite import Rewriter, constant, dtype, is_call, rewrite, rule, static_shape
-from lib.tir import few_bits
+from lib.tir import few_bits, few_bits_rows
 from lib.tir.few_bits import Layout
 
 MOST_ROWS = 8  # of more, a matrix that is widened once is multiplied faster
@@ -21,29 +22,38 @@ _CALL = "relax.call_pure_packed"
 _STANDS_FOR = f"lib.{few_bits.FUNCTION}"
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What is multiplied, `(numbers - zeros) * scales`: numbers (n, blocks, block), uint8, of a block along k; scales
+    and zeros (n, blocks), float32 and uint8."""
+
+    numbers: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+
+
 def emit(
-    builder: relax.BlockBuilder,
-    x: relax.Expr,
-    layout: Layout,
-    numbers: np.ndarray,
-    scales: np.ndarray,
-    zeros: np.ndarray,
+    builder: relax.BlockBuilder, x: relax.Expr, layout: Layout, matrix: Matrix, instruction: str = ""
 ) -> relax.Expr:
     """A product of x (..., k) with such a matrix: (..., n).
 
     Args:
-        numbers: (n, blocks, block), uint8.
-        scales, zeros: (n, blocks), float32 and uint8: of what is multiplied, `(numbers - zeros) * scales`. Scales that
-            float16 has as well are kept so.
+        instruction: For rows that are rounded to bytes (`lib.tir.few_bits_rows`); empty: they stay in float32.
     """
     *outer, _ = static_shape(x) or ()
     rows = math.prod(outer)
     flat = builder.emit(op.reshape(x, (rows, layout.k)))
-    short = scales.astype(np.float16)
-    packed = [layout.words(numbers), layout.by_block(short if (short == scales).all() else scales)]
-    packed.append(zeros.reshape(-1)[:1].reshape(1, 1, 1, 1) if np.ptp(zeros) == 0 else layout.by_block(zeros))
+    short = matrix.scales.astype(np.float16)  # half to be read, where nothing is lost
+    scales, zeros = short if (short == matrix.scales).all() else matrix.scales, matrix.zeros
+    if instruction:
+        found = few_bits_rows.Bytes.of(layout, matrix.numbers, scales, zeros)
+        packed = [found.packed, found.scales, found.zeros, found.begins]
+    else:
+        packed = [layout.words(matrix.numbers), layout.by_block(scales)]
+        packed.append(zeros.reshape(-1)[:1].reshape(1, 1, 1, 1) if np.ptp(zeros) == 0 else layout.by_block(zeros))
     result = relax.TensorType((rows, layout.n), "float32")
-    call = op.call_pure_packed(relax.ExternFunc(_STANDS_FOR), flat, *map(constant, packed), layout.text, ty_args=result)
+    text = f"{layout.text} {instruction}"
+    call = op.call_pure_packed(relax.ExternFunc(_STANDS_FOR), flat, *map(constant, packed), text, ty_args=result)
     return op.reshape(builder.emit(call), (*outer, layout.n))
 
 
@@ -53,10 +63,14 @@ def _program(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     x, *packed, text = call.args[1:]
     rows, _ = static_shape(x) or ()
-    has_one_zero = math.prod(static_shape(packed[2]) or ()) == 1
-    function = few_bits.product(Layout.parsed(str(text.value)), rows, dtype(packed[1]), has_one_zero=has_one_zero)
-    function = function.with_attrs(patterns.marks(patterns.OPAQUE))
-    made = rewriter.builder_.add_func(function, few_bits.FUNCTION)
+    *numbers, instruction = str(text.value).split(" ")
+    layout, kind = Layout.parsed(" ".join(numbers)), dtype(packed[1])
+    if instruction:
+        function, name = few_bits_rows.product(layout, rows, kind, instruction), few_bits_rows.FUNCTION
+    else:
+        has_one_zero = math.prod(static_shape(packed[2]) or ()) == 1
+        function, name = few_bits.product(layout, rows, kind, has_one_zero=has_one_zero), few_bits.FUNCTION
+    made = rewriter.builder_.add_func(function.with_attrs(patterns.marks(patterns.OPAQUE)), name)
     return relax.call_tir(made, [x, *packed], call.ty_args[0])
 
 

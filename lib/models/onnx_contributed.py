@@ -21,17 +21,18 @@ _FIRST_NORM = 17  # version of ONNX that has LayerNormalization; ONNX Runtime ta
 Rule = Callable[[onnx.NodeProto, Graph], Nodes]
 
 
-def expand(proto: onnx.ModelProto, *, has_loops: bool = True) -> bool:
+def expand(proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "") -> bool:
     """Replace such operators, in place; returns whether there were any.
 
     Those that need a rank behind others are replaced once it is known: as often as that takes.
 
     Args:
-        has_loops: See `Graph`.
+        has_loops, instruction: See `Graph`.
     """
     is_changed = False
     while any(map(_rule_of, proto.graph.node)):
-        graph, nodes, is_replaced = Graph(proto, has_loops=has_loops), list[onnx.NodeProto](), False
+        graph = Graph(proto, has_loops=has_loops, instruction=instruction)
+        nodes, is_replaced = list[onnx.NodeProto](), False
         for node in proto.graph.node:
             rule = _rule_of(node)
             found = rule(node, graph) if rule else None

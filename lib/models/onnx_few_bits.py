@@ -1,8 +1,9 @@
 """Matrices and tables of few bits, as ONNX Runtime's operators have them: `MatMulNBits`, `MatMulBnb4` and
 `GatherBlockQuantized`.
 
-A matrix that few rows are multiplied by stays as small as it is (`lib.graph.few_bits`); of more rows, it is widened
-once, when the file is read. Rows that are looked up in a table are widened when they are.
+A matrix that few rows are multiplied by stays as small as it is (`lib.graph.few_bits`), and so does one of more rows,
+if these may be rounded to bytes; else it is widened once, when the file is read. Rows that are looked up in a table are
+widened when they are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,9 @@ from tvm import relax
 
 from lib.graph import few_bits
 from lib.graph.rewrite import value_of
+from lib.models.onnx_float32 import ROUNDED_TO_BYTES
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
+from lib.tir import few_bits_rows
 from lib.tir.few_bits import BITS, Layout
 
 KEPT = "FewBits"  # of nodes that `CONVERTERS` takes
@@ -47,7 +50,7 @@ class _Matrix:
 
 def matrix_product(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """`MatMulNBits`."""
-    given = attributes(node, K=0, N=0, bits=4, block_size=32, weight_prepacked=0)
+    given = attributes(node, K=0, N=0, bits=4, block_size=32, weight_prepacked=0, accuracy_level=0)
     x, packed, scales, zeros, order, bias = [*node.input, *[""] * 6][:6]
     shape, values = graph.shape(x), graph.values([packed, scales, *([zeros] if zeros else [])])
     if shape is None or values is None or order or given["weight_prepacked"] or given["bits"] not in (2, 4, 8):
@@ -55,10 +58,12 @@ def matrix_product(node: onnx.NodeProto, graph: Graph) -> Nodes:
     layout = Layout(given["N"], given["K"], given["bits"], given["block_size"])
     matrix = _matrix(layout, *values)
     made = Made(graph)
-    rows = prod(shape[:-1])
-    if graph.has_loops and rows <= few_bits.MOST_ROWS and layout.bits in BITS and matrix.zeros.dtype == np.uint8:
+    rows, is_known = prod(shape[:-1]), graph.has_loops and matrix.zeros.dtype == np.uint8
+    is_rounded = given["accuracy_level"] == ROUNDED_TO_BYTES and few_bits_rows.fits(layout, rows)
+    instruction = graph.instruction if is_rounded and rows > few_bits.MOST_ROWS else ""
+    if is_known and ((rows <= few_bits.MOST_ROWS and layout.bits in BITS) or instruction):
         kept = helper.make_node(KEPT, [x, *map(graph.constant, (matrix.numbers, matrix.scales, matrix.zeros))], [""],
-                                layout=layout.text)  # fmt: skip
+                                layout=layout.text, instruction=instruction)  # fmt: skip
         found = made.add(kept)
         graph.tell(found, TensorProto.FLOAT, (*shape[:-1], layout.n))
     else:
@@ -159,7 +164,10 @@ class _Converter:
         cls, builder: relax.BlockBuilder, inputs: Sequence[Any], given: Mapping[str, Any], _params: object
     ) -> relax.Expr:
         numbers, scales, zeros = (value_of(inputs[n]) for n in (1, 2, 3))
-        return few_bits.emit(builder, inputs[0], Layout.parsed(given["layout"].decode()), numbers, scales, zeros)
+        layout, instruction = (given[key].decode() for key in ("layout", "instruction"))
+        return few_bits.emit(
+            builder, inputs[0], Layout.parsed(layout), few_bits.Matrix(numbers, scales, zeros), instruction
+        )
 
 
 CONVERTERS = {KEPT: _Converter}

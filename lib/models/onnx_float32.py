@@ -15,31 +15,42 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDE = TensorProto.FLOAT
 _TYPES = {"to", "dtype", "output_dtype", "output_datatype"}  # attributes that name an element type
-_INT8 = 4  # an accuracy level of ONNX Runtime's: it may round what weights of few bits are multiplied with to bytes
+ACCURACY, ROUNDED_TO_BYTES = "accuracy_level", 4  # of ONNX Runtime's products with weights of few bits
 _MOST_BYTES = 1 << 30  # of weights within a file; protobuf takes no more than two
 
 
 def widen(proto: onnx.ModelProto) -> bool:
-    """Have a model compute in float32, in place, and without approximations that ONNX Runtime is allowed.
-
-    Returns:
-        Whether anything changed.
-    """
-    is_changed = _are_exact(proto.graph)
+    """Have a model compute in float32, in place; returns whether anything changed."""
     if not _has_narrow(proto.graph):
-        return is_changed
+        return False
     _widen(proto.graph)
     _cast_outside(proto.graph)
     return True
 
 
+def make_exact(proto: onnx.ModelProto) -> bool:
+    """Take away, in place, what allows ONNX Runtime to round what weights of few bits are multiplied with; returns
+    whether there was anything."""
+    found = [
+        attribute
+        for each in _graphs(proto.graph)
+        for node in each.node
+        for attribute in node.attribute
+        if attribute.name == ACCURACY and attribute.i == ROUNDED_TO_BYTES
+    ]
+    for attribute in found:
+        attribute.i = 0
+    return bool(found)
+
+
 def compared_with(path: Path, folder: Path) -> Path:
-    """A file that computes what another one says in float32: itself if it does, else one in a folder."""
+    """A file that computes exactly what another one says, in float32: itself if it does, else one in a folder."""
     proto = onnx.load(path, load_external_data=False)
-    if not widen(proto):
+    if not any([widen(proto), make_exact(proto)]):
         return path
     proto = onnx.load(path)
     widen(proto)
+    make_exact(proto)
     made = folder / "float32.onnx"
     n_bytes = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
     onnx.save(proto, made, save_as_external_data=n_bytes > _MOST_BYTES)
@@ -70,20 +81,6 @@ def _names_narrow(attribute: onnx.AttributeProto) -> bool:
     if attribute.type == AttributeProto.TENSOR:
         return attribute.t.data_type in _NARROW
     return attribute.name in _TYPES and attribute.type == AttributeProto.INT and attribute.i in _NARROW
-
-
-def _are_exact(graph: onnx.GraphProto) -> bool:
-    """Take away what allows ONNX Runtime to round what weights of few bits are multiplied with."""
-    found = [
-        attribute
-        for each in _graphs(graph)
-        for node in each.node
-        for attribute in node.attribute
-        if attribute.name == "accuracy_level" and attribute.i == _INT8
-    ]
-    for attribute in found:
-        attribute.i = 0
-    return bool(found)
 
 
 def _widen(graph: onnx.GraphProto) -> None:

@@ -18,10 +18,11 @@ class Graph:
     Attributes:
         has_loops: Whether the target takes a program with a loop over steps: no GPU, whose threads would wait for one
             another.
+        instruction: Of the target, for rows times matrices of few bits (`lib.tir.few_bits_rows`); empty if it has none.
     """
 
-    def __init__(self, proto: onnx.ModelProto, *, has_loops: bool = True) -> None:
-        self.has_loops = has_loops
+    def __init__(self, proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "") -> None:
+        self.has_loops, self.instruction = has_loops, instruction
         self._read = {name for node in proto.graph.node for name in (*node.input, *onnx_folding.read_inside(node))}
         self._read |= {value.name for value in proto.graph.output}
         self._types = onnx_folding.static_types(proto)

@@ -36,11 +36,18 @@ from lib.models.onnx_graph import attributes
 _OF_UNKNOWN_SHAPE = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}
 
 
-def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, has_loops: bool = True) -> Model:
+def load(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    has_loops: bool = True,
+    instruction: str = "",
+) -> Model:
     """Import an ONNX file; convolutions in NHWC, batch norms folded.
 
     Args:
         has_loops: Whether recurrent layers may be programs of their own (`lib.graph.recurrence`): on CPUs.
+        instruction: For rows that are rounded to bytes where a file allows it (`lib.tir.few_bits_rows`), if any.
         shapes: Of inputs, by name, where the file leaves dimensions open; or extents (one number) of dimensions,
             by their name in the file.
 
@@ -48,11 +55,13 @@ def load(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, has
         ModelError: The file is missing or damaged, has dynamic shapes that `shapes` does not settle, or uses an
             operator that TVM does not import. The message says which.
     """
-    module = _import(path, dict(shapes or {}), has_loops)  # the file's own copy of the weights is gone with it
+    module = _import(
+        path, dict(shapes or {}), has_loops, instruction
+    )  # the file's own copy of the weights is gone with it
     return lift_constants(channels_last(simplify(in_integers(module))))
 
 
-def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool) -> tvm.IRModule:
+def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool, instruction: str) -> tvm.IRModule:
     proto = _read(path)
     _leave_true_inputs(proto.graph)
     if not proto.graph.input:
@@ -64,7 +73,7 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool) -> 
     while onnx_branches.expand(proto):
         onnx_folding.fold(proto)
     for simplified in (
-        partial(onnx_contributed.expand, has_loops=has_loops),
+        partial(onnx_contributed.expand, has_loops=has_loops, instruction=instruction),
         onnx_functions.expand,
         partial(onnx_decompositions.decompose, has_loops=has_loops),
     ):

@@ -104,6 +104,9 @@ def product(layout: Layout, rows: int, kind: str = "float32", *, has_one_zero: b
     chains, is_whole = _CHAINS if rows == 1 else 1, n == tiles * vectors * _LANES
     width = min(block, _LANES)
     z_tiles, z_blocks, z_vectors, z_lanes = (1,) * 4 if has_one_zero else (tiles, blocks, vectors, _LANES)
+    of_words = tuple(map(T.int64, (tiles, blocks, steps, vectors, _LANES)))
+    of_columns = tuple(map(T.int64, (tiles, blocks, vectors, _LANES)))
+    of_zeros = tuple(map(T.int64, (z_tiles, z_blocks, z_vectors, z_lanes)))
 
     def number(word: tirx.Expr, place: tirx.Expr) -> tirx.Expr:
         """Of a word, times its power of two."""
@@ -132,9 +135,9 @@ def product(layout: Layout, rows: int, kind: str = "float32", *, has_one_zero: b
     @T.prim_func(private=True, s_tir=True)
     def function(
         x: T.Buffer((T.int64(rows), T.int64(k)), "float32"),  # type: ignore[valid-type]
-        words: T.Buffer((T.int64(tiles), T.int64(blocks), T.int64(steps), T.int64(vectors), T.int64(_LANES)), "int32"),  # type: ignore[valid-type]
-        scales: T.Buffer((T.int64(tiles), T.int64(blocks), T.int64(vectors), T.int64(_LANES)), kind),  # type: ignore[valid-type]
-        zeros: T.Buffer((T.int64(z_tiles), T.int64(z_blocks), T.int64(z_vectors), T.int64(z_lanes)), "uint8"),  # type: ignore[valid-type]
+        words: T.Buffer(of_words, "int32"),  # type: ignore[valid-type]
+        scales: T.Buffer(of_columns, kind),  # type: ignore[valid-type]
+        zeros: T.Buffer(of_zeros, "uint8"),  # type: ignore[valid-type]
         y: T.Buffer((T.int64(rows), T.int64(n)), "float32"),  # type: ignore[valid-type]
     ) -> None:
         divided = T.sblock_alloc_buffer((T.int64(rows), T.int64(blocks * block)), "float32")

@@ -9,8 +9,11 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from lib.graph import fusion
+from lib.graph.subgraphs import extract_subgraphs
+from lib.machine import targets
+from lib.machine.dots import INT8
 from lib.models import onnx_import
-from lib.tir import few_bits
+from lib.tir import few_bits, few_bits_rows
 
 RNG = np.random.default_rng(0)
 N, K = 50, 64
@@ -35,9 +38,9 @@ def save(path, node, shape, weights, kind=TensorProto.FLOAT):
     return path
 
 
-def computed(path, x, cpu):
+def computed(path, x, cpu, instruction=""):
     """The result of the imported file, the names of its kernels, and its weights."""
-    model = onnx_import.load(path)
+    model = onnx_import.load(path, instruction=instruction)
     module = fusion.fuse(model.module, cpu.tvm())
     with cpu.tvm():
         machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
@@ -95,6 +98,76 @@ def test_products_with_matrices_of_few_bits(tmp_path, cpu, name):
     assert any(few_bits.FUNCTION in kernel for kernel in kernels) == stays_small
     assert (max(array.nbytes for array in kept) < 4 * N * k) == stays_small
     assert any(array.dtype == np.float16 for array in kept) == ("halves" in name)
+
+
+ROWS = {
+    "a prompt": (64, K, 32, False), "rows of the last tile": (9, K, 16, True), "whole tiles": (12, K, 32, True),
+    "a block that is not full": (17, K - 10, 32, True), "one block": (10, 16, 16, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_instruction", [True, False])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_rounded_to_bytes_where_a_file_allows_it(tmp_path, cpu, name, has_instruction):
+    """With loops that say the same, where a CPU lacks the instruction."""
+    rows, k, block, has_zeros = ROWS[name]
+    blocks = -(-k // block)
+    numbers = RNG.integers(0, 16, (N, blocks, block))
+    around = RNG.integers(0, 16, (N, blocks)) if has_zeros else np.full((N, blocks), 8)
+    weights = {"b": packed(numbers, 4), "s": RNG.uniform(0.01, 0.02, (N, blocks)).astype(np.float32)}
+    if has_zeros:
+        weights["z"] = packed(around, 4)
+    node = helper.make_node("MatMulNBits", ["x", "b", "s", *(["z"] if has_zeros else [])], ["y"], K=k, N=N, bits=4,
+                            domain="com.microsoft", block_size=block, accuracy_level=4)  # fmt: skip
+    path, x = save(tmp_path / "m.onnx", node, (rows, k), weights), RNG.normal(size=(rows, k)).astype(np.float32)
+    x[3] = 0
+
+    found, kernels, kept = computed(path, x, cpu, INT8.name if has_instruction else "none")
+
+    in_blocks = np.pad(x, [(0, 0), (0, blocks * block - k)]).reshape(rows, blocks, block)
+    largest = np.maximum(np.abs(in_blocks).max(-1, keepdims=True), np.float32(1e-30))
+    units = np.rint(in_blocks * (np.float32(127) / largest)).astype(np.float64)
+    scaled = np.einsum("mbk,nbk->mnb", units, (numbers - around[..., None]).astype(np.float64))
+    expected = (scaled * weights["s"] * largest[:, None, :, 0] / 127).sum(-1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    matrix = ((numbers - around[..., None]) * weights["s"][..., None].astype(np.float64)).reshape(N, -1)[:, :k]
+    assert np.abs(found - x @ matrix.T).max() < 0.02 * np.abs(expected).max()
+    assert any(few_bits_rows.FUNCTION in kernel for kernel in kernels)
+    assert max(array.nbytes for array in kept) < 4 * N * k
+
+
+def test_rows_are_rounded_only_where_a_file_allows_it(tmp_path, cpu):
+    numbers = RNG.integers(0, 16, (N, 2, 32))
+    weights = {"b": packed(numbers, 4), "s": np.full((N, 2), 0.1, np.float32)}
+    node = helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], K=K, N=N, bits=4, domain="com.microsoft",
+                            block_size=32, accuracy_level=1)  # fmt: skip
+    path, x = save(tmp_path / "m.onnx", node, (20, K), weights), RNG.normal(size=(20, K)).astype(np.float32)
+
+    found, kernels, _ = computed(path, x, cpu, INT8.name)
+
+    assert not any(few_bits.FUNCTION in kernel for kernel in kernels)
+    np.testing.assert_allclose(found, x @ (0.1 * (numbers - 8)).reshape(N, -1).T, rtol=0, atol=1e-4)
+
+
+def test_what_is_rounded_counts_as_quantised(tmp_path, cpu):
+    """So that it may be as far from what it is compared with as bytes are."""
+    weights = {"b": packed(RNG.integers(0, 16, (N, 2, 32)), 4), "s": np.full((N, 2), 0.1, np.float32)}
+    node = helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], K=K, N=N, bits=4, domain="com.microsoft",
+                            block_size=32, accuracy_level=4)  # fmt: skip
+    for rows, expected in ((20, "few_bits_int8"), (2, "few_bits")):
+        path = save(tmp_path / "m.onnx", node, (rows, K), weights)
+        module = fusion.fuse(onnx_import.load(path, instruction=INT8.name).module, cpu.tvm())
+        assert expected in {each.core_operator for each in extract_subgraphs(module)}
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "cascadelake"}', INT8.name),
+     ('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}', ""),
+     ('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "alderlake"}', "")],
+)  # fmt: skip
+def test_the_instruction_is_one_of_the_cpu_for_vectors_of_sixteen(target, expected):
+    assert few_bits_rows.instruction(targets.cpu_target(target).tvm()) == expected
 
 
 def test_on_gpus_such_a_matrix_is_widened(tmp_path):

@@ -111,6 +111,7 @@ def test_what_may_be_rounded_to_bytes_is_not(level):
     graph = helper.make_graph([node], "g", [], [])
     proto = helper.make_model(graph)
 
-    assert onnx_float32.widen(proto) == (level == 4)
+    assert not onnx_float32.widen(proto)
+    assert onnx_float32.make_exact(proto) == (level == 4)
 
     assert {each.name: each.i for each in proto.graph.node[0].attribute}["accuracy_level"] == 0
