@@ -26,9 +26,9 @@ def values(module: tvm.IRModule) -> dict[str, Values]:
     """What each input of `main` holds, by name; `module` must be fused.
 
     The graph tells ids from masks; where it does not (a mask that only multiplies), a mask is told by its name. One
-    that is only counted is all ones: what ONNX Runtime's attention makes of tokens beyond a length is not defined.
+    that is at most counted is all ones: what ONNX Runtime's attention makes of tokens beyond a length is not defined.
     """
-    bounds, masks, counts = _uses(module)
+    bounds, masks, used = _uses(module)
     found = {}
     for param in fusion.inputs(module):
         name, dtype = str(param.name), str(param.ty.dtype)
@@ -36,7 +36,7 @@ def values(module: tvm.IRModule) -> dict[str, Values]:
             found[name] = Values("real", 0)
         elif name in bounds:
             found[name] = Values("ids", bounds[name])
-        elif name in counts and name not in masks and "mask" in name.lower():
+        elif name not in masks | used and "mask" in name.lower() and dtype != "bool":
             found[name] = Values("ones", ONES)
         elif dtype == "bool" or name in masks or "mask" in name.lower():
             found[name] = Values("mask", 2)
@@ -46,15 +46,15 @@ def values(module: tvm.IRModule) -> dict[str, Values]:
 
 
 def _uses(module: tvm.IRModule) -> tuple[dict[str, int], set[str], set[str]]:
-    """By input that indexes a table: the smallest extent it indexes; which inputs are used as masks; and which are only
-    counted.
+    """By input that indexes a table: the smallest extent it indexes; which inputs are used as masks; and which are used
+    for more than to be counted.
 
     Follows an input into the functions that read it, and through those that only move or cast it, or count negative
     ids from the end (ONNX).
     """
     names = {param: str(param.name) for param in fusion.inputs(module)}
     bounds: dict[str, int] = {}
-    masks, counted, used = set[str](), set[str](), set[str]()
+    masks, used = set[str](), set[str]()
     for block in module[fusion.ENTRY].body.blocks:
         for binding in block.bindings:
             called = concatenation.called(binding.value)
@@ -64,7 +64,6 @@ def _uses(module: tvm.IRModule) -> tuple[dict[str, int], set[str], set[str]]:
             if not isinstance(function, tirx.PrimFunc):
                 continue
             indexed, masking = parameters.index_bounds(function), parameters.masks(function)
-            counting = parameters.counted(function)
             for position, argument in enumerate(called[1]):
                 if argument not in names:
                     continue
@@ -75,8 +74,6 @@ def _uses(module: tvm.IRModule) -> tuple[dict[str, int], set[str], set[str]]:
                     masks.add(name)
                 if isinstance(binding, relax.VarBinding) and parameters.is_held(function, position):
                     names[binding.var] = name
-                elif position in counting:
-                    counted.add(name)
-                else:
+                elif position not in parameters.counted(function):
                     used.add(name)
-    return bounds, masks, counted - used
+    return bounds, masks, used

@@ -80,6 +80,15 @@ def test_a_mask_that_only_tells_a_length_is_all_ones(cpu):
     np.testing.assert_array_equal(random_values((2, 6), "int64", ONES, 0), np.ones((2, 6), np.int64))
 
 
+def test_a_mask_that_nothing_reads_is_all_ones(cpu):
+    """As of a prompt whose length its shape says; who made the file may read it."""
+    module = fused(
+        cpu, {"scores": ((2, 6), "float32"), "attention_mask": ((2, 6), "int64")}, lambda x, _: op.add(x, number(1)),
+    )  # fmt: skip
+
+    assert inputs.values(module)["attention_mask"] == Values("ones", ONES)
+
+
 def test_a_mask_that_is_counted_and_hides_is_one(cpu):
     def mean(tokens, attention_mask):
         weights = op.astype(attention_mask, "float32")
