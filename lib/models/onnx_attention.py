@@ -163,11 +163,7 @@ def grouped(node: onnx.NodeProto, graph: Graph) -> Nodes:
     if not k:
         bounds = [0, heads * width, (heads + groups) * width, (heads + 2 * groups) * width]
         q, k, v = (made.part(q, 2, begin, end) for begin, end in itertools.pairwise(bounds))
-    last = made.op("Cast", lengths, to=TensorProto.INT64)  # (b,) or (b, 1): the place of the last token
-    last = made.op("Reshape", last, made.axes(-1, 1))
-    places = made.op("Add", made.graph.constant(np.arange(1 - seq, 1, dtype=np.int64)[None]), last)  # (b, s)
-    if is_first:
-        places = made.graph.constant(np.arange(seq, dtype=np.int64)[None])
+    places = _numbers(made, seq) if is_first else _places(made, lengths, seq)
     queries, keys, values = (_heads(made, name, n) for name, n in ((q, heads), (k, groups), (v, groups)))
     if given["do_rotary"]:
         cache = graph.shape(cos)
@@ -184,20 +180,36 @@ def grouped(node: onnx.NodeProto, graph: Graph) -> Nodes:
         )
     for name, output in zip((keys, values), node.output[1:3], strict=False):
         made.rename(name, output)
-    seen = made.graph.constant(np.arange(extent, dtype=np.int64)[None, None])  # (1, 1, t)
-    at_most = made.unsqueezed(places, 2)
-    allowed = made.op("LessOrEqual", seen, at_most)
-    if (window := int(given["local_window_size"])) > 0:
-        least = made.op("Sub", at_most, made.integers(window))
-        allowed = made.op("And", allowed, made.op("Greater", seen, least))
-    mask = made.unsqueezed(made.op("Where", allowed, made.number(0), made.number(_LOWEST)), 1)
     if more and n_all < extent:
         return None
+    mask = _seen(made, places, extent, int(given["local_window_size"]))
     scale = made.number(given["scale"] or 1 / math.sqrt(width))
     if groups < heads:
         keys, values = (_shared(made, each, heads // groups, heads, width) for each in (keys, values))
     found = _attended(made, _Tensors(queries, keys, values), scale, [mask, *([more] if more else [])])
     return made.ending(node, found)
+
+
+def _places(made: Made, lengths: str, seq: int) -> str:
+    """Of the last tokens (b, s), where the place of the last one is known, (b,) or (b, 1)."""
+    last = made.op("Reshape", made.op("Cast", lengths, to=TensorProto.INT64), made.axes(-1, 1))
+    return made.op("Add", made.graph.constant(np.arange(1 - seq, 1, dtype=np.int64)[None]), last)
+
+
+def _seen(made: Made, places: str, extent: int, window: int) -> str:
+    """What is added to scores (b, h, s, extent) of tokens at places (b, s), so that none sees a later one, or, if a
+    window is above zero, one that is so far behind."""
+    keys, at_most = _numbers(made, extent, 3), made.unsqueezed(places, 2)
+    allowed = made.op("LessOrEqual", keys, at_most)
+    if window > 0:
+        least = made.op("Sub", at_most, made.integers(window))
+        allowed = made.op("And", allowed, made.op("Greater", keys, least))
+    return made.unsqueezed(made.op("Where", allowed, made.number(0), made.number(_LOWEST)), 1)
+
+
+def _numbers(made: Made, n: int, rank: int = 2) -> str:
+    """From zero on, along the last axis of so many."""
+    return made.graph.constant(np.arange(n, dtype=np.int64).reshape((1,) * (rank - 1) + (n,)))
 
 
 def _shared(made: Made, name: str, times: int, heads: int, width: int) -> str:
@@ -249,7 +261,7 @@ def rotary(node: onnx.NodeProto, graph: Graph) -> Nodes:
         seq, extent, heads = shape[1], shape[2] // n_heads, _heads(made, x, n_heads)
     if len(rank) == 1:  # the place of the first
         positions = made.op("Add", made.op("Reshape", positions, made.axes(1, 1)),
-                            made.graph.constant(np.arange(seq, dtype=np.int64)[None]))  # fmt: skip
+                            _numbers(made, seq))  # fmt: skip
         positions = made.op("Expand", positions, made.axes(shape[0], seq))
     turned = _Turn(made, cos, sin, positions, width, extent, bool(given["interleaved"])).of(heads)
     if len(shape) == 4:
