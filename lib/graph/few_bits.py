@@ -1,20 +1,22 @@
 """Rows times a matrix of numbers of four or eight bits, from the import of a model until its operators become programs
-in TIR: of few rows in float32 (`lib.tir.few_bits`), of many in bytes (`lib.tir.few_bits_rows`).
+in TIR: of few rows in float32 (`lib.tir.few_bits`), of many in bytes (`lib.tir.few_bits_rows`); and few rows times one
+of halves (`lib.tir.halves`).
 
 As for recurrent layers (`lib.graph.recurrence`), a call of a function that nobody has stands for it.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from lib.graph import patterns
 from lib.graph.rewrite import Rewriter, constant, dtype, is_call, rewrite, rule, static_shape
-from lib.tir import few_bits, few_bits_rows
+from lib.tir import few_bits, few_bits_rows, halves
 from lib.tir.few_bits import Layout
 
 MOST_ROWS = 8  # of more, a matrix that is widened once is multiplied faster
@@ -57,21 +59,39 @@ def emit(
     return op.reshape(builder.emit(call), (*outer, layout.n))
 
 
+def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray) -> relax.Expr:
+    """A product of x (..., k) with a matrix (k, n) in float16: (..., n), in float32."""
+    *outer, k = static_shape(x) or ()
+    rows, n = math.prod(outer), matrix.shape[1]
+    flat = builder.emit(op.reshape(x, (rows, k)))
+    result = relax.TensorType((rows, n), "float32")
+    stands_for = relax.ExternFunc(_STANDS_FOR)
+    call = op.call_pure_packed(stands_for, flat, constant(halves.packed(matrix)), f"{n} {k}", ty_args=result)
+    return op.reshape(builder.emit(call), (*outer, n))
+
+
 @rule(_CALL)
 def _program(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if not _is_product(call):
         return None
     x, *packed, text = call.args[1:]
     rows, _ = static_shape(x) or ()
-    *numbers, instruction = str(text.value).split(" ")
-    layout, kind = Layout.parsed(" ".join(numbers)), dtype(packed[1])
-    if instruction:
-        function, name = few_bits_rows.product(layout, rows, kind, instruction), few_bits_rows.FUNCTION
-    else:
-        has_one_zero = math.prod(static_shape(packed[2]) or ()) == 1
-        function, name = few_bits.product(layout, rows, kind, has_one_zero=has_one_zero), few_bits.FUNCTION
+    function, name = _function(packed, str(text.value), rows)
     made = rewriter.builder_.add_func(function.with_attrs(patterns.marks(patterns.OPAQUE)), name)
     return relax.call_tir(made, [x, *packed], call.ty_args[0])
+
+
+def _function(packed: Sequence[relax.Expr], text: str, rows: int) -> tuple[tirx.PrimFunc, str]:
+    """The program for what was emitted, and its name."""
+    if len(packed) == 1:
+        n, k = map(int, text.split())
+        return halves.product(n, k, rows), halves.FUNCTION
+    *numbers, instruction = text.split(" ")
+    layout, kind = Layout.parsed(" ".join(numbers)), dtype(packed[1])
+    if instruction:
+        return few_bits_rows.product(layout, rows, kind, instruction), few_bits_rows.FUNCTION
+    has_one_zero = math.prod(static_shape(packed[2]) or ()) == 1
+    return few_bits.product(layout, rows, kind, has_one_zero=has_one_zero), few_bits.FUNCTION
 
 
 def _is_product(call: relax.Expr) -> bool:

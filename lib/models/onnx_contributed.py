@@ -21,17 +21,17 @@ _FIRST_NORM = 17  # version of ONNX that has LayerNormalization; ONNX Runtime ta
 Rule = Callable[[onnx.NodeProto, Graph], Nodes]
 
 
-def expand(proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "") -> bool:
+def expand(proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "", had_halves: bool = False) -> bool:
     """Replace such operators, in place; returns whether there were any.
 
     Those that need a rank behind others are replaced once it is known: as often as that takes.
 
     Args:
-        has_loops, instruction: See `Graph`.
+        has_loops, instruction, had_halves: See `Graph`.
     """
     is_changed = False
     while any(map(_rule_of, proto.graph.node)):
-        graph = Graph(proto, has_loops=has_loops, instruction=instruction)
+        graph = Graph(proto, has_loops=has_loops, instruction=instruction, had_halves=had_halves)
         nodes, is_replaced = list[onnx.NodeProto](), False
         for node in proto.graph.node:
             rule = _rule_of(node)
@@ -297,4 +297,6 @@ RULES: dict[str, Rule] = {
 _WITHOUT_DOMAIN: dict[str, Rule] = {
     "LayerNormalization": _layer_norm,
     "SimplifiedLayerNormalization": _simplified_layer_norm,
+    "MatMul": onnx_few_bits.product_of_halves,
+    "Gemm": onnx_few_bits.product_of_halves,
 }

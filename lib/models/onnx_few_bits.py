@@ -23,7 +23,8 @@ from lib.models.onnx_graph import Graph, Made, Nodes, attributes
 from lib.tir import few_bits_rows
 from lib.tir.few_bits import BITS, Layout
 
-KEPT = "FewBits"  # of nodes that `CONVERTERS` takes
+KEPT, HALVES = "FewBits", "FewHalves"  # nodes that `CONVERTERS` takes
+_WORTH_HALVES = 1 << 16  # elements of a matrix; of fewer, it stays in cache
 # What four bits stand for, of the largest magnitude of a block: Dettmers et al., "QLoRA" (2023), appendix E, and
 # bitsandbytes' floats of four bits.
 _NORMAL = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -89,6 +90,28 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     apart = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     return np.ascontiguousarray(apart.reshape(*packed.shape[:-1], -1))
+
+
+def product_of_halves(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """A few rows times a matrix of a file in float16, `MatMul` or `Gemm`: it is read as it was, and nothing is lost."""
+    given = attributes(node, alpha=1.0, beta=1.0, transA=0, transB=0)
+    x, name, bias = [*node.input, ""][:3]
+    shape, matrix = graph.shape(x), graph.shape(name)
+    if not (graph.had_halves and graph.has_loops) or given["transA"] or (given["alpha"], given["beta"]) != (1, 1):
+        return None
+    if shape is None or matrix is None or len(matrix) != 2 or prod(matrix) < _WORTH_HALVES:
+        return None
+    rows, value = prod(shape[:-1]), graph.value(name)
+    if value is None or rows > few_bits.MOST_ROWS or graph.dtype(name) != np.float32:
+        return None
+    short = value.astype(np.float16)
+    if not np.array_equal(short, value):
+        return None
+    made = Made(graph)
+    short = np.ascontiguousarray(short.T) if given["transB"] else short
+    found = made.add(helper.make_node(HALVES, [x, graph.constant(short)], [""]))
+    graph.tell(found, TensorProto.FLOAT, (*shape[:-1], short.shape[1]))
+    return made.ending(node, made.op("Add", found, bias) if bias else found)
 
 
 def product_of_floats(node: onnx.NodeProto, graph: Graph) -> Nodes:
@@ -170,4 +193,12 @@ class _Converter:
         )
 
 
-CONVERTERS = {KEPT: _Converter}
+class _HalvesConverter(_Converter):
+    @classmethod
+    def _convert(
+        cls, builder: relax.BlockBuilder, inputs: Sequence[Any], _given: Mapping[str, Any], _params: object
+    ) -> relax.Expr:
+        return few_bits.emit_halves(builder, inputs[0], value_of(inputs[1]))
+
+
+CONVERTERS = {KEPT: _Converter, HALVES: _HalvesConverter}

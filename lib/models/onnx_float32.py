@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -44,8 +45,14 @@ def make_exact(proto: onnx.ModelProto) -> bool:
 
 
 def compared_with(path: Path, folder: Path) -> Path:
-    """A file that computes exactly what another one says, in float32: itself if it does, else one in a folder."""
-    proto = onnx.load(path, load_external_data=False)
+    """A file that computes exactly what another one says, in float32: itself if it does, else one in a folder.
+
+    A damaged one is itself: who runs it says what is wrong.
+    """
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        return path
     if not any([widen(proto), make_exact(proto)]):
         return path
     proto = onnx.load(path)

@@ -68,12 +68,12 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool, ins
         raise ModelError(f"{path} has no inputs: it computes the same each time, and nothing is left to tune.")
     _settle_shapes(proto.graph, shapes, path)
     del proto.graph.value_info[:]  # of shapes that are open, or of before; what is told from now on is so
-    onnx_float32.widen(proto)
+    had_halves = onnx_float32.widen(proto)
     onnx_folding.fold(proto)
     while onnx_branches.expand(proto):
         onnx_folding.fold(proto)
     for simplified in (
-        partial(onnx_contributed.expand, has_loops=has_loops, instruction=instruction),
+        partial(onnx_contributed.expand, has_loops=has_loops, instruction=instruction, had_halves=had_halves),
         onnx_functions.expand,
         partial(onnx_decompositions.decompose, has_loops=has_loops),
     ):

@@ -23,6 +23,7 @@ The core operator of computations that can be written in several ways:
 | attention in one function (`lib.tir.attention`) | `attention`, whatever lies between the two products |
 | the steps of an LSTM, GRU or RNN in one function (`lib.tir.recurrence`) | `recurrence` |
 | rows times a matrix of few bits (`lib.tir.few_bits`, in bytes: `few_bits_rows`) | `few_bits`, `few_bits_int8` |
+| a few rows times a matrix in halves (`lib.tir.halves`) | `few_halves` |
 | softmax, log softmax | `softmax`; without the subtraction of the maximum: `reduce` |
 | layer norm, RMS norm | `layer_norm` (two sums), `rms_norm` (one sum, of squares) |
 | group norm, instance norm | its pieces: `reduce` (of the squares with what is before them), `elementwise` |
@@ -47,7 +48,7 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-from lib.tir import analysis, few_bits, few_bits_rows, lookup
+from lib.tir import analysis, few_bits, few_bits_rows, halves, lookup
 
 _FUNCTIONS = ("exp", "erf", "tanh", "sqrt", "rsqrt", "pow", "sigmoid", "log")
 _ARITHMETIC = {
@@ -79,7 +80,7 @@ def operators(module: tvm.IRModule) -> list[str]:
         kinds = {_NARROW.get(str(param.ty.dtype)) for param in module["main"].params} - {None}
         return ["_".join([RECURRENCE, *map(str, kinds)])]
     blocks = analysis.leaf_blocks(module["main"])
-    for name in (few_bits_rows.FUNCTION, few_bits.FUNCTION):
+    for name in (few_bits_rows.FUNCTION, few_bits.FUNCTION, halves.FUNCTION):
         if any(block.name_hint.startswith(name) for block in blocks):
             return [name]
     names = [operator(block) for block in blocks]
@@ -96,7 +97,7 @@ def core_operator(names: Sequence[str]) -> str:
         Contractions in order, joined by `+`; else `other`, `softmax`, a norm, a pooling, `reduce`, `gather`,
         `data_movement` or `elementwise`, the first that fits.
     """
-    if names and names[0].startswith((RECURRENCE, few_bits.FUNCTION)):
+    if names and names[0].startswith((RECURRENCE, few_bits.FUNCTION, halves.FUNCTION)):
         return names[0]
     contractions = [name for name in names if "conv" in name or "matmul" in name]
     if _is_attention(names):

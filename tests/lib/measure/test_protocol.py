@@ -67,7 +67,7 @@ ANSWERS = [
     (BuildModel(Path("module.json"), A, in_plain_loops=True), Done),
     (PackWeights((A, Path("b.json")), (Path("a.npz"), Path("b.npz")), Path("out"), Path("listed.json")), Done),
     (OpenLibrary("tuned", A, Path("p.npz"), Path("i.npz")), Done),
-    (OpenOnnx("onnx", Path("m.onnx"), Path("i.npz"), 2), OnnxOpened),
+    (OpenOnnx("onnx", Path("m.onnx"), Path("f.onnx"), Path("i.npz"), 2), OnnxOpened),
     (Infer("tuned", Path("out.npz")), Inferred),
     (TimeLibrary("tuned", 0.5), Inferred),
 ]

@@ -13,7 +13,7 @@ from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import targets
 from lib.machine.dots import INT8
 from lib.models import onnx_import
-from lib.tir import few_bits, few_bits_rows
+from lib.tir import few_bits, few_bits_rows, halves
 
 RNG = np.random.default_rng(0)
 N, K = 50, 64
@@ -214,3 +214,39 @@ def test_rows_of_a_table_of_few_bits(tmp_path, cpu, bits, has_zeros):
     table = (numbers.reshape(rows, blocks, block) - around[..., None]) * weights["s"][..., None].astype(np.float64)
     np.testing.assert_allclose(found, table.reshape(rows, -1)[x], rtol=0, atol=1e-5)
     assert max(array.nbytes for array in kept) < 4 * numbers.size
+
+
+HALVES = {
+    "a token": ("MatMul", (1, 1, 256), 320, {}, True),
+    "columns that fill no vectors": ("MatMul", (1, 252), 300, {}, True),
+    "a number of rows that is odd": ("MatMul", (3, 251), 320, {}, True),
+    "eight rows, transposed, and a bias": ("Gemm", (8, 256), 272, {"transB": 1}, True),
+    "more rows": ("MatMul", (9, 256), 320, {}, False),
+    "a small matrix": ("MatMul", (1, 64), 64, {}, False),
+    "a product that is scaled": ("Gemm", (1, 256), 320, {"alpha": 0.5}, False),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_few_rows_times_matrices_in_halves_read_them_as_they_are(tmp_path, cpu, name):
+    operator, shape, n, attrs, stays_small = HALVES[name]
+    matrix = RNG.normal(0, 0.1, (n, shape[-1]) if attrs.get("transB") else (shape[-1], n)).astype(np.float16)
+    weights = {"w": matrix} | ({"b": RNG.normal(size=n).astype(np.float16)} if operator == "Gemm" else {})
+    nodes = [helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+             helper.make_node(operator, ["h", *weights], ["p"], **attrs),
+             helper.make_node("Cast", ["p"], ["y"], to=TensorProto.FLOAT)]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, key) for key, value in weights.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    x = RNG.normal(size=shape).astype(np.float32)
+
+    found, kernels, kept = computed(tmp_path / "m.onnx", x, cpu)
+
+    wide = matrix.astype(np.float64)
+    expected = attrs.get("alpha", 1) * (x @ (wide.T if attrs.get("transB") else wide)) + weights.get("b", np.zeros(1))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    assert any(halves.FUNCTION in kernel for kernel in kernels) == stays_small
+    assert any(array.dtype == np.float16 for array in kept) == stays_small
