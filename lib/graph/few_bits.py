@@ -66,7 +66,7 @@ def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray) 
     flat = builder.emit(op.reshape(x, (rows, k)))
     result = relax.TensorType((rows, n), "float32")
     stands_for = relax.ExternFunc(_STANDS_FOR)
-    call = op.call_pure_packed(stands_for, flat, constant(halves.packed(matrix)), f"{n} {k}", ty_args=result)
+    call = op.call_pure_packed(stands_for, flat, constant(halves.packed(matrix, rows)), f"{n} {k}", ty_args=result)
     return op.reshape(builder.emit(call), (*outer, n))
 
 
@@ -89,9 +89,9 @@ def _function(packed: Sequence[relax.Expr], text: str, rows: int) -> tuple[tirx.
     *numbers, instruction = text.split(" ")
     layout, kind = Layout.parsed(" ".join(numbers)), dtype(packed[1])
     if instruction:
-        return few_bits_rows.product(layout, rows, kind, instruction), few_bits_rows.FUNCTION
+        return few_bits_rows.product(layout, kind, instruction), few_bits_rows.FUNCTION
     has_one_zero = math.prod(static_shape(packed[2]) or ()) == 1
-    return few_bits.product(layout, rows, kind, has_one_zero=has_one_zero), few_bits.FUNCTION
+    return few_bits.product(layout, kind, has_one_zero=has_one_zero), few_bits.FUNCTION
 
 
 def _is_product(call: relax.Expr) -> bool:

@@ -56,11 +56,12 @@ def matrix_product(node: onnx.NodeProto, graph: Graph) -> Nodes:
     shape, values = graph.shape(x), graph.values([packed, scales, *([zeros] if zeros else [])])
     if shape is None or values is None or order or given["weight_prepacked"] or given["bits"] not in (2, 4, 8):
         return None
-    layout = Layout(given["N"], given["K"], given["bits"], given["block_size"])
+    rows = prod(shape[:-1])
+    layout = Layout(given["N"], given["K"], given["bits"], given["block_size"], rows)
     matrix = _matrix(layout, *values)
     made = Made(graph)
-    rows, is_known = prod(shape[:-1]), graph.has_loops and matrix.zeros.dtype == np.uint8
-    is_rounded = given["accuracy_level"] == ROUNDED_TO_BYTES and few_bits_rows.fits(layout, rows)
+    is_known = graph.has_loops and matrix.zeros.dtype == np.uint8
+    is_rounded = given["accuracy_level"] == ROUNDED_TO_BYTES and few_bits_rows.fits(layout)
     instruction = graph.instruction if is_rounded and rows > few_bits.MOST_ROWS else ""
     if is_known and ((rows <= few_bits.MOST_ROWS and layout.bits in BITS) or instruction):
         kept = helper.make_node(KEPT, [x, *map(graph.constant, (matrix.numbers, matrix.scales, matrix.zeros))], [""],

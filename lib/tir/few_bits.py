@@ -25,6 +25,7 @@ BITS = (4, 8)
 _WORD = 32
 _LANES = 16
 _VECTORS = 4  # of columns that are summed together
+_SUMS = 8  # vectors of them, at most: with as many totals, and what is unpacked, they fill the registers
 _CHAINS = 2  # of sums for each, where one row alone leaves the units waiting for one another
 
 
@@ -34,12 +35,14 @@ class Layout:
 
     Attributes:
         block: Numbers along k that have a scale together.
+        rows: That are multiplied at once.
     """
 
     n: int
     k: int
     bits: int
     block: int
+    rows: int = 1
 
     @property
     def blocks(self) -> int:
@@ -58,7 +61,8 @@ class Layout:
     @property
     def vectors(self) -> int:
         """Of columns, in a tile."""
-        return next(v for v in (_VECTORS, 2, 1) if -(-self.n // _LANES) % v == 0)
+        fitting = (v for v in (_VECTORS, 2, 1) if v == 1 or v * self.rows <= _SUMS)
+        return next(v for v in fitting if -(-self.n // _LANES) % v == 0)
 
     @property
     def tiles(self) -> int:
@@ -66,7 +70,7 @@ class Layout:
 
     @property
     def text(self) -> str:
-        return f"{self.n} {self.k} {self.bits} {self.block}"
+        return f"{self.n} {self.k} {self.bits} {self.block} {self.rows}"
 
     @classmethod
     def parsed(cls, text: str) -> "Layout":
@@ -91,7 +95,7 @@ class Layout:
 
 
 @cache
-def product(layout: Layout, rows: int, kind: str = "float32", *, has_one_zero: bool = False) -> tirx.PrimFunc:
+def product(layout: Layout, kind: str = "float32", *, has_one_zero: bool = False) -> tirx.PrimFunc:
     """A function of rows (rows, k), `Layout.words`, and scales and zero points (uint8) as `Layout.by_block` has them,
     to (rows, n).
 
@@ -99,7 +103,7 @@ def product(layout: Layout, rows: int, kind: str = "float32", *, has_one_zero: b
         kind: Element type of the scales: float32, or float16, which is half to be read.
         has_one_zero: Zero points are all the same: one, of shape (1, 1, 1, 1).
     """
-    n, k, block, per_word, steps = layout.n, layout.k, layout.block, layout.per_word, layout.steps
+    n, k, rows, block, per_word, steps = layout.n, layout.k, layout.rows, layout.block, layout.per_word, layout.steps
     blocks, vectors, tiles = layout.blocks, layout.vectors, layout.tiles
     chains, is_whole = _CHAINS if rows == 1 else 1, n == tiles * vectors * _LANES
     width = min(block, _LANES)

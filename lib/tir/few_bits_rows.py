@@ -73,20 +73,20 @@ def instruction(target: Target) -> str:
     return INT8.name if found.lanes == _LANES and INT8 in found.dots else ""
 
 
-def fits(layout: Layout, rows: int) -> bool:
-    """Whether there is a program for so many rows."""
-    return layout.bits == 4 and layout.block % _STEP == 0 and rows >= _ROWS
+def fits(layout: Layout) -> bool:
+    """Whether there is a program for its rows."""
+    return layout.bits == 4 and layout.block % _STEP == 0 and layout.rows >= _ROWS
 
 
 @cache
-def product(layout: Layout, rows: int, kind: str, multiplied_by: str) -> tirx.PrimFunc:
+def product(layout: Layout, kind: str, multiplied_by: str) -> tirx.PrimFunc:
     """A function of rows (rows, k), and of the arrays of `Bytes`, to (rows, n).
 
     Args:
         kind: Element type of the scales.
         multiplied_by: An instruction of `lib.machine.dots`.
     """
-    n, k, block, blocks = layout.n, layout.k, layout.block, layout.blocks
+    n, k, rows, block, blocks = layout.n, layout.k, layout.rows, layout.block, layout.blocks
     n_tiles, steps, half = tiles(layout), block // _DEPTH, block // _STEP
     is_whole, width = n == n_tiles * _VECTORS * _LANES, min(block, _LANES)
     row_tiles = -(-rows // _ROWS)

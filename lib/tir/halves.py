@@ -15,26 +15,27 @@ from lib.tir import parallel
 FUNCTION = "few_halves"  # name of the functions and of their blocks
 _LANES = 16
 _VECTORS = 4  # of columns that are summed together
+_SUMS = 16  # vectors of them, at most: all fill half of the registers
 _CHAINS = 2  # of sums for each, where one row alone leaves the units waiting for one another
 _STEP = 4  # numbers along k in a turn of the loop
 
 
-def _vectors(n: int) -> int:
-    return next(v for v in (_VECTORS, 2, 1) if -(-n // _LANES) % v == 0)
+def _vectors(n: int, rows: int) -> int:
+    return next(v for v in (_VECTORS, 2, 1) if -(-n // _LANES) % v == 0 and (v == 1 or v * rows <= _SUMS))
 
 
-def packed(matrix: np.ndarray) -> np.ndarray:
-    """A matrix (k, n) in float16 as the program reads it: (tiles, k, vectors, lanes)."""
+def packed(matrix: np.ndarray, rows: int) -> np.ndarray:
+    """A matrix (k, n) in float16 as the program for so many rows reads it: (tiles, k, vectors, lanes)."""
     k, n = matrix.shape
     columns = -(-n // _LANES) * _LANES
-    whole = np.pad(matrix, [(0, 0), (0, columns - n)]).reshape(k, -1, _vectors(n), _LANES)
+    whole = np.pad(matrix, [(0, 0), (0, columns - n)]).reshape(k, -1, _vectors(n, rows), _LANES)
     return np.ascontiguousarray(whole.transpose(1, 0, 2, 3))
 
 
 @cache
 def product(n: int, k: int, rows: int) -> tirx.PrimFunc:
     """A function of rows (rows, k) and `packed` to (rows, n)."""
-    vectors, chains, step = _vectors(n), _CHAINS if rows == 1 else 1, _STEP if k % _STEP == 0 else 1
+    vectors, chains, step = _vectors(n, rows), _CHAINS if rows == 1 else 1, _STEP if k % _STEP == 0 else 1
     tiles = -(-n // (_LANES * vectors))
     is_whole = n == tiles * vectors * _LANES
 
