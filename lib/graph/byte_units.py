@@ -16,13 +16,11 @@ from tvm.relax import op
 from tvm.target import Target
 
 from lib.graph import patterns
-from lib.graph.rewrite import Rewriter, Rule, constant, is_call, rewrite, static_shape
+from lib.graph.rewrite import STAND_IN, Rewriter, Rule, constant, has_stand_ins, is_stand_in, rewrite, static_shape
 from lib.tir import byte_units
 
-_CALL = "relax.call_pure_packed"
 _STANDS_FOR = f"lib.{byte_units.FUNCTION}"
 _WORTH_THREADS = 1 << 13  # elements; of fewer, to wake other threads takes longer
-_MOST = 255.0  # the largest byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +41,20 @@ def emit(builder: relax.BlockBuilder, x: relax.Expr) -> Bytes:
     # Of the rank of what they are of, without which ConvertLayout returns to channels first here.
     aligned = [builder.emit(op.reshape(each, (1,) * len(static_shape(x) or ()))) for each in (scale, zero)]
     counted = builder.emit(op.round(builder.emit(op.divide(x, aligned[0]))))
-    shifted = builder.emit(op.clip(builder.emit(op.add(counted, aligned[1])), 0.0, _MOST))
+    shifted = builder.emit(op.clip(builder.emit(op.add(counted, aligned[1])), 0.0, byte_units.MOST))
     return Bytes(builder.emit(op.astype(shifted, "uint8")), scale, builder.emit(op.astype(zero, "uint8")))
 
 
 def chosen(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """The module with such choices as functions in TIR on CPUs, and as operators elsewhere; the same if it has none."""
-    found = []
-    relax.analysis.post_order_visit(module["main"], lambda expr: found.append(_is_choice(expr)))
-    if not any(found):
+    if not has_stand_ins(module, _STANDS_FOR):
         return module
     threads = int(target.attrs.get("num-cores", 1)) if target.kind.name == "llvm" else 0
-    return rewrite(module, [Rule("byte_units", (_CALL,), partial(_chosen, threads))])
-
-
-def _is_choice(call: relax.Expr) -> bool:
-    return is_call(call, _CALL) and str(getattr(call.args[0], "global_symbol", "")) == _STANDS_FOR
+    return rewrite(module, [Rule("byte_units", (STAND_IN,), partial(_chosen, threads))])
 
 
 def _chosen(threads: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    if not _is_choice(call):
+    if not is_stand_in(call, _STANDS_FOR):
         return None
     data = call.args[1]
     while (moved := rewriter.calls(data, "relax.permute_dims", "relax.reshape")) is not None:
@@ -76,11 +68,11 @@ def _chosen(threads: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | 
 
 
 def _in_operators(rewriter: Rewriter, data: relax.Expr) -> relax.Expr:
-    nothing, one, most = (constant(np.array(n, np.float32)) for n in (0, 1, _MOST))
+    nothing, one, most = (constant(np.array(n, np.float32)) for n in (0, 1, byte_units.MOST))
     above = rewriter.emit(op.maximum(rewriter.emit(op.max(data)), nothing))
     below = rewriter.emit(op.minimum(rewriter.emit(op.min(data)), nothing))
     distance = rewriter.emit(op.divide(rewriter.emit(op.subtract(above, below)), most))
     scale = rewriter.emit(op.where(rewriter.emit(op.equal(above, below)), one, distance))
     zero = rewriter.emit(op.divide(rewriter.emit(op.negative(below)), scale))
-    zero = rewriter.emit(op.round(rewriter.emit(op.clip(zero, 0.0, _MOST))))
+    zero = rewriter.emit(op.round(rewriter.emit(op.clip(zero, 0.0, byte_units.MOST))))
     return op.concat([rewriter.emit(op.reshape(each, (1,))) for each in (scale, zero)], 0)

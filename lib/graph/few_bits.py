@@ -15,12 +15,21 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from lib.graph import patterns
-from lib.graph.rewrite import Rewriter, constant, dtype, is_call, rewrite, rule, static_shape
+from lib.graph.rewrite import (
+    STAND_IN,
+    Rewriter,
+    constant,
+    dtype,
+    has_stand_ins,
+    is_stand_in,
+    rewrite,
+    rule,
+    static_shape,
+)
 from lib.tir import few_bits, few_bits_rows, halves
 from lib.tir.few_bits import Layout
 
 MOST_ROWS = 8  # of more, a matrix that is widened once is multiplied faster
-_CALL = "relax.call_pure_packed"
 _STANDS_FOR = f"lib.{few_bits.FUNCTION}"
 
 
@@ -70,9 +79,9 @@ def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray) 
     return op.reshape(builder.emit(call), (*outer, n))
 
 
-@rule(_CALL)
+@rule(STAND_IN)
 def _program(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    if not _is_product(call):
+    if not is_stand_in(call, _STANDS_FOR):
         return None
     x, *packed, text = call.args[1:]
     rows, _ = static_shape(x) or ()
@@ -94,12 +103,6 @@ def _function(packed: Sequence[relax.Expr], text: str, rows: int) -> tuple[tirx.
     return few_bits.product(layout, kind, has_one_zero=has_one_zero), few_bits.FUNCTION
 
 
-def _is_product(call: relax.Expr) -> bool:
-    return is_call(call, _CALL) and str(getattr(call.args[0], "global_symbol", "")) == _STANDS_FOR
-
-
 def in_programs(module: tvm.IRModule) -> tvm.IRModule:
     """The module with such products as functions in TIR; the same module if it has none."""
-    found = []
-    relax.analysis.post_order_visit(module["main"], lambda expr: found.append(_is_product(expr)))
-    return rewrite(module, [_program]) if any(found) else module
+    return rewrite(module, [_program]) if has_stand_ins(module, _STANDS_FOR) else module

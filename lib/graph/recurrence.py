@@ -13,13 +13,23 @@ import tvm
 from tvm import relax
 
 from lib.graph import patterns
-from lib.graph.rewrite import Rewriter, constant, dtype, is_call, rewrite, rule, static_shape, value_of
+from lib.graph.rewrite import (
+    STAND_IN,
+    Rewriter,
+    constant,
+    dtype,
+    has_stand_ins,
+    is_stand_in,
+    rewrite,
+    rule,
+    static_shape,
+    value_of,
+)
 from lib.tir.recurrence import LANES, Layer, recurrence
 
 FUNCTION = "recurrence"  # name of the functions, for people
 _MOST_ROWS = 16  # sequences that go through a step together
 _ACCUMULATORS = 30  # registers for sums of 16 units, of AVX-512: of others, a few sequences more or less fit better
-_CALL = "relax.call_pure_packed"
 _STANDS_FOR = f"lib.{FUNCTION}"
 
 
@@ -148,10 +158,10 @@ def in_pairs(weights: np.ndarray) -> np.ndarray:
 
 def is_layer(call: relax.Expr) -> bool:
     """Whether it stands for such a layer."""
-    return is_call(call, _CALL) and str(getattr(call.args[0], "global_symbol", "")) == _STANDS_FOR
+    return is_stand_in(call, _STANDS_FOR)
 
 
-@rule(_CALL)
+@rule(STAND_IN)
 def _program(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if not is_layer(call):
         return None
@@ -168,6 +178,4 @@ def _program(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 def in_programs(module: tvm.IRModule) -> tvm.IRModule:
     """The module with its recurrent layers as functions in TIR; the same module if it has none."""
-    found = []
-    relax.analysis.post_order_visit(module["main"], lambda expr: found.append(is_layer(expr)))
-    return rewrite(module, [_program]) if any(found) else module
+    return rewrite(module, [_program]) if has_stand_ins(module, _STANDS_FOR) else module

@@ -18,6 +18,7 @@ _SPATIAL = {"conv1d": "W", "conv2d": "HW", "conv3d": "DHW"}
 CHANNELS_LAST = {f"relax.nn.{name}": (f"N{axes}C", f"{axes}IO") for name, axes in _SPATIAL.items()} | {
     f"relax.nn.{name}_transpose": (f"N{axes}C", f"IO{axes}") for name, axes in _SPATIAL.items()
 }
+STAND_IN = "relax.call_pure_packed"
 _MAX_PASSES = 50  # rules that undo one another would never end
 
 
@@ -182,6 +183,19 @@ def with_more_params(
 def is_call(expr: relax.Expr | None, *operators: str) -> bool:
     """Whether an expression is a call of one of these Relax operators."""
     return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in operators
+
+
+def is_stand_in(expr: relax.Expr, name: str) -> bool:
+    """Whether an expression is a call of a function that nobody has, which stands for what Relax has no operator for;
+    see `lib.graph.recurrence`."""
+    return is_call(expr, STAND_IN) and str(getattr(expr.args[0], "global_symbol", "")) == name
+
+
+def has_stand_ins(module: tvm.IRModule, name: str) -> bool:
+    """Whether `main` calls such a function."""
+    found: list[bool] = []
+    relax.analysis.post_order_visit(module["main"], lambda expr: found.append(is_stand_in(expr, name)))
+    return any(found)
 
 
 def arguments(value: relax.Expr) -> Sequence[relax.Expr]:

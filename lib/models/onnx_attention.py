@@ -83,7 +83,7 @@ def _attention(
     (mask, past, more), (batch, k) = masking, shape
     keys, values = new.k, new.v
     if past:
-        before = [made.op("Gather", past, made.integers(n), axis=0) for n in range(2)]
+        before = [made.op("Gather", past, made.integer(n), axis=0) for n in range(2)]
         keys, values = (made.op("Concat", old, own, axis=2) for old, own in zip(before, (keys, values), strict=True))
     masks = _masks(made, mask, keys, given["mask_filter_value"], batch)
     if masks is None:
@@ -202,7 +202,7 @@ def _seen(made: Made, places: str, extent: int, window: int) -> str:
     keys, at_most = _numbers(made, extent, 3), made.unsqueezed(places, 2)
     allowed = made.op("LessOrEqual", keys, at_most)
     if window > 0:
-        least = made.op("Sub", at_most, made.integers(window))
+        least = made.op("Sub", at_most, made.integer(window))
         allowed = made.op("And", allowed, made.op("Greater", keys, least))
     return made.unsqueezed(made.op("Where", allowed, made.number(0), made.number(_LOWEST)), 1)
 
@@ -229,17 +229,17 @@ def _cached(made: Made, new: str, past: str, places: str, seq: int, extent: int,
     if seq == 1:
         moved = new  # spread over all places
     else:
-        row = made.op("Reshape", made.op("Clip", above, made.integers(0), made.integers(seq - 1)), made.axes(-1))
+        row = made.op("Reshape", made.op("Clip", above, made.integer(0), made.integer(seq - 1)), made.axes(-1))
         moved = made.op("Gather", new, made.part(row, 0, 0, extent), axis=2)
     is_new = made.op(
-        "And", made.op("GreaterOrEqual", above, made.integers(0)), made.op("Less", above, made.integers(seq))
+        "And", made.op("GreaterOrEqual", above, made.integer(0)), made.op("Less", above, made.integer(seq))
     )
     if not past:
         return made.op("Where", is_new, moved, made.number(0))
     if extent > n_before:
         filling = made.op("Expand", made.part(new, 2, 0, 1), made.axes(1, 1, extent - n_before, 1))
         past = made.op("Concat", past, filling, axis=2)
-    is_old = made.op("Less", above, made.integers(0))
+    is_old = made.op("Less", above, made.integer(0))
     rest = made.op("Where", is_new, moved, made.number(0))
     return made.op("Where", is_old, past, rest)
 
@@ -351,7 +351,7 @@ def _by_lengths(made: Made, mask: str, keys: str, masked: float, beginnings: int
     beginnings: How many ends come before as many beginnings; zero if there are only ends.
     """
     length = made.op("Squeeze", made.extent(keys, 2))
-    numbers = made.op("Range", made.integers(0), length, made.integers(1))  # (t,)
+    numbers = made.op("Range", made.integer(0), length, made.integer(1))  # (t,)
     wide = made.unsqueezed(made.op("Cast", mask, to=TensorProto.INT64), 1)
     seen = made.op("Less", numbers, made.part(wide, 0, 0, beginnings) if beginnings else wide)  # (b, t)
     if beginnings:
@@ -364,7 +364,7 @@ def _by_lengths(made: Made, mask: str, keys: str, masked: float, beginnings: int
 def _causal(made: Made, queries: str, keys: str) -> str:
     """What is added to scores (b, h, s, t) of the last s of t tokens, so that none sees a later one; (s, t)."""
     seq, length = (made.op("Squeeze", made.extent(name, 2)) for name in (queries, keys))
-    zero, one = made.integers(0), made.integers(1)
+    zero, one = made.integer(0), made.integer(1)
     numbers = made.op("Range", zero, length, one)
     places = made.op("Range", made.op("Sub", length, seq), length, one)
     later = made.op("Greater", made.unsqueezed(numbers, 0), made.unsqueezed(places, 1))

@@ -154,7 +154,7 @@ def _embed_layer_norm(node: onnx.NodeProto, graph: Graph) -> Nodes:
         at = made.op("Gather", places, positions, axis=0)
     else:
         count = made.op("Squeeze", made.extent(ids, 1))
-        at = made.op("Gather", places, made.op("Range", made.integers(0), count, made.integers(1)), axis=0)
+        at = made.op("Gather", places, made.op("Range", made.integer(0), count, made.integer(1)), axis=0)
     total = made.op("Add", rows, at)
     if segments and kinds:
         total = made.op("Add", total, made.op("Gather", kinds, segments, axis=0))

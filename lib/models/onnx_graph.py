@@ -145,13 +145,13 @@ class Made:
         """An operator of ONNX, and its first result."""
         return self.add(helper.make_node(operator, list(inputs), [""], **given))
 
-    def number(self, value: float, shape: Sequence[int] = ()) -> str:
-        """A constant in float32, one or several times."""
-        return self.graph.constant(np.full(shape, value, np.float32))
+    def number(self, value: float) -> str:
+        """A constant in float32, a scalar."""
+        return self.graph.constant(np.array(value, np.float32))
 
-    def integers(self, *values: int) -> str:
-        """A constant in int64: a scalar if it is one number."""
-        return self.graph.constant(np.array(values[0] if len(values) == 1 else values, np.int64))
+    def integer(self, value: int) -> str:
+        """A constant in int64, a scalar."""
+        return self.graph.constant(np.array(value, np.int64))
 
     def axes(self, *values: int) -> str:
         """A constant list in int64."""

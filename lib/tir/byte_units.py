@@ -13,7 +13,7 @@ from lib.tir import parallel
 
 FUNCTION = "byte_units"  # name of the functions and of their blocks
 _LANES = (64, 32, 16, 8, 4, 2, 1)  # of the extrema that a part keeps; several vectors, whose chains overlap in a core
-_MOST = 255.0  # the largest byte
+MOST = 255.0  # the largest byte
 
 
 @cache
@@ -65,7 +65,7 @@ def of_all(n: int, parts: int) -> tirx.PrimFunc:
             for p, lane in T.grid(T.int64(parts), T.int64(lanes)):
                 ends[0] = T.max(ends[0], extrema[p, 0, lane])
                 ends[1] = T.min(ends[1], extrema[p, 1, lane])
-            units[0] = T.Select(ends[0] == ends[1], T.float32(1), (ends[0] - ends[1]) / T.float32(_MOST))
-            units[1] = T.nearbyint(T.min(T.max(-ends[1] / units[0], T.float32(0)), T.float32(_MOST)))
+            units[0] = T.Select(ends[0] == ends[1], T.float32(1), (ends[0] - ends[1]) / T.float32(MOST))
+            units[1] = T.nearbyint(T.min(T.max(-ends[1] / units[0], T.float32(0)), T.float32(MOST)))
 
     return function.with_attr("tirx.noalias", True)
