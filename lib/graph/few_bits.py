@@ -51,9 +51,6 @@ def emit(
     Args:
         instruction: For rows that are rounded to bytes (`lib.tir.few_bits_rows`); empty: they stay in float32.
     """
-    *outer, _ = static_shape(x) or ()
-    rows = math.prod(outer)
-    flat = builder.emit(op.reshape(x, (rows, layout.k)))
     short = matrix.scales.astype(np.float16)  # half to be read, where nothing is lost
     scales, zeros = short if (short == matrix.scales).all() else matrix.scales, matrix.zeros
     if instruction:
@@ -62,20 +59,25 @@ def emit(
     else:
         packed = [layout.words(matrix.numbers), layout.by_block(scales)]
         packed.append(zeros.reshape(-1)[:1].reshape(1, 1, 1, 1) if np.ptp(zeros) == 0 else layout.by_block(zeros))
-    result = relax.TensorType((rows, layout.n), "float32")
-    text = f"{layout.text} {instruction}"
-    call = op.call_pure_packed(relax.ExternFunc(_STANDS_FOR), flat, *map(constant, packed), text, ty_args=result)
-    return op.reshape(builder.emit(call), (*outer, layout.n))
+    return _stand_in(builder, x, layout.n, packed, f"{layout.text} {instruction}")
 
 
 def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray) -> relax.Expr:
     """A product of x (..., k) with a matrix (k, n) in float16: (..., n), in float32."""
     *outer, k = static_shape(x) or ()
-    rows, n = math.prod(outer), matrix.shape[1]
+    n = matrix.shape[1]
+    return _stand_in(builder, x, n, [halves.packed(matrix, math.prod(outer))], f"{n} {k}")
+
+
+def _stand_in(
+    builder: relax.BlockBuilder, x: relax.Expr, n: int, packed: Sequence[np.ndarray], text: str
+) -> relax.Expr:
+    """What `_program` makes a program of: (..., k) to (..., n), by a packed matrix and what says how it is."""
+    *outer, k = static_shape(x) or ()
+    rows = math.prod(outer)
     flat = builder.emit(op.reshape(x, (rows, k)))
     result = relax.TensorType((rows, n), "float32")
-    stands_for = relax.ExternFunc(_STANDS_FOR)
-    call = op.call_pure_packed(stands_for, flat, constant(halves.packed(matrix, rows)), f"{n} {k}", ty_args=result)
+    call = op.call_pure_packed(relax.ExternFunc(_STANDS_FOR), flat, *map(constant, packed), text, ty_args=result)
     return op.reshape(builder.emit(call), (*outer, n))
 
 

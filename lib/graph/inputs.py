@@ -64,6 +64,7 @@ def _uses(module: tvm.IRModule) -> tuple[dict[str, int], set[str], set[str]]:
             if not isinstance(function, tirx.PrimFunc):
                 continue
             indexed, masking = parameters.index_bounds(function), parameters.masks(function)
+            counting = parameters.counted(function)
             for position, argument in enumerate(called[1]):
                 if argument not in names:
                     continue
@@ -74,6 +75,6 @@ def _uses(module: tvm.IRModule) -> tuple[dict[str, int], set[str], set[str]]:
                     masks.add(name)
                 if isinstance(binding, relax.VarBinding) and parameters.is_held(function, position):
                     names[binding.var] = name
-                elif position not in parameters.counted(function):
+                elif position not in counting:
                     used.add(name)
     return bounds, masks, used

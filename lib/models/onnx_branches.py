@@ -128,8 +128,8 @@ class _Body:
         """
         own = {name for node in graph.node for name in node.output if name}
         own |= {tensor.name for tensor in graph.initializer}
-        self._graph, self._given = graph, dict(given or {})
-        self._names = {name: f"{prefix}_{name}" for name in own} | self._given
+        self._graph = graph
+        self._names = {name: f"{prefix}_{name}" for name in own} | dict(given or {})
 
     def name(self, name: str) -> str:
         """That of a tensor in the copy."""
@@ -157,15 +157,14 @@ def _renamed(nodes: Sequence[onnx.NodeProto], names: Mapping[str, str]) -> list[
         copy.name = ""
         for field in (copy.input, copy.output):
             field[:] = [names.get(name, name) for name in field]
-        for attribute in copy.attribute:
-            for inner in [attribute.g, *attribute.graphs] if attribute.HasField("g") or attribute.graphs else []:
-                hidden = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
-                hidden |= {name for each in inner.node for name in each.output}
-                outside = {name: new for name, new in names.items() if name not in hidden}
-                kept = _renamed(inner.node, outside)
-                del inner.node[:]
-                inner.node.extend(kept)
-                for value in inner.output:
-                    value.name = outside.get(value.name, value.name)
+        for inner in onnx_folding.bodies(copy):
+            hidden = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
+            hidden |= {name for each in inner.node for name in each.output}
+            outside = {name: new for name, new in names.items() if name not in hidden}
+            kept = _renamed(inner.node, outside)
+            del inner.node[:]
+            inner.node.extend(kept)
+            for value in inner.output:
+                value.name = outside.get(value.name, value.name)
         found.append(copy)
     return found

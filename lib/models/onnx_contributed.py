@@ -7,12 +7,13 @@ are those of ONNX Runtime's CPU kernels (`onnxruntime/contrib_ops/cpu`), with wh
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import onnx
 from onnx import TensorProto, helper
 
-from lib.models import onnx_attention, onnx_few_bits
+from lib.models import onnx_attention, onnx_few_bits, onnx_folding
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
 
 DOMAIN = "com.microsoft"
@@ -27,14 +28,15 @@ def expand(proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str =
     Those that need a rank behind others are replaced once it is known: as often as that takes.
 
     Args:
-        has_loops, instruction, had_halves: See `Graph`.
+        has_loops, instruction: See `Graph`.
+        had_halves: Whether the file was in float16: its weights still have no more digits.
     """
-    is_changed = False
-    while any(map(_rule_of, proto.graph.node)):
-        graph = Graph(proto, has_loops=has_loops, instruction=instruction, had_halves=had_halves)
+    is_changed, rule_of = False, partial(_rule_of, _plain_rules(proto, had_halves))
+    while any(map(rule_of, proto.graph.node)):
+        graph = Graph(proto, has_loops=has_loops, instruction=instruction)
         nodes, is_replaced = list[onnx.NodeProto](), False
         for node in proto.graph.node:
-            rule = _rule_of(node)
+            rule = rule_of(node)
             found = rule(node, graph) if rule else None
             is_replaced |= found is not None
             nodes += found or [node]
@@ -48,8 +50,18 @@ def expand(proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str =
     return is_changed
 
 
-def _rule_of(node: onnx.NodeProto) -> Rule | None:
-    return RULES.get(node.op_type) if node.domain == DOMAIN else _WITHOUT_DOMAIN.get(node.op_type)
+def _rule_of(plain: Mapping[str, Rule], node: onnx.NodeProto) -> Rule | None:
+    return (RULES if node.domain == DOMAIN else plain).get(node.op_type)
+
+
+def _plain_rules(proto: onnx.ModelProto, had_halves: bool) -> dict[str, Rule]:
+    """Those of operators in ONNX's own domain, where a file may need them."""
+    found: dict[str, Rule] = {"SimplifiedLayerNormalization": _simplified_layer_norm}
+    if onnx_folding.version(proto) < _FIRST_NORM:
+        found["LayerNormalization"] = _layer_norm
+    if had_halves:
+        found |= dict.fromkeys(("MatMul", "Gemm"), onnx_few_bits.product_of_halves)
+    return found
 
 
 # Activations.
@@ -110,7 +122,7 @@ def _layer_norm(node: onnx.NodeProto, graph: Graph) -> Nodes:
     given = attributes(node, axis=-1, epsilon=1e-5)
     shape = graph.shape(node.input[0])
     is_last = given["axis"] == -1 or (shape is not None and given["axis"] == len(shape) - 1)
-    if graph.version >= _FIRST_NORM or not is_last or any(map(graph.is_read, node.output[1:])):
+    if not is_last or any(map(graph.is_read, node.output[1:])):
         return None
     made = Made(graph)
     x, gamma, beta = [*node.input, ""][:3]
@@ -293,10 +305,4 @@ RULES: dict[str, Rule] = {
     "QuantizeLinear": _of_onnx,
     "Trilu": _of_onnx,
     "Range": _of_onnx,
-}
-_WITHOUT_DOMAIN: dict[str, Rule] = {
-    "LayerNormalization": _layer_norm,
-    "SimplifiedLayerNormalization": _simplified_layer_norm,
-    "MatMul": onnx_few_bits.product_of_halves,
-    "Gemm": onnx_few_bits.product_of_halves,
 }

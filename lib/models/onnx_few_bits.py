@@ -6,8 +6,7 @@ if these may be rounded to bytes; else it is widened once, when the file is read
 widened when they are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -17,7 +16,9 @@ from onnx import TensorProto, helper
 from tvm import relax
 
 from lib.graph import few_bits
+from lib.graph.few_bits import Matrix
 from lib.graph.rewrite import value_of
+from lib.models.onnx_converter import Converter
 from lib.models.onnx_float32 import ROUNDED_TO_BYTES
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
 from lib.tir import few_bits_rows
@@ -33,20 +34,6 @@ _NORMAL = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
            1.0)  # fmt: skip
 _FLOATS = (0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 _TABLES = ((*_FLOATS, *(-value for value in _FLOATS)), _NORMAL)  # by the attribute `quant_type`
-
-
-@dataclass(frozen=True, slots=True)
-class _Matrix:
-    """Of (n, k), in blocks along k, the last one filled up."""
-
-    numbers: np.ndarray  # (n, blocks, block), uint8
-    scales: np.ndarray  # (n, blocks), float32
-    zeros: np.ndarray  # the same, uint8, or of floats
-
-    def widened(self, k: int) -> np.ndarray:
-        """(k, n), float32."""
-        around = self.numbers.astype(np.float32) - self.zeros.astype(np.float32)[..., None]
-        return np.ascontiguousarray((around * self.scales[..., None]).reshape(len(around), -1)[:, :k].T)
 
 
 def matrix_product(node: onnx.NodeProto, graph: Graph) -> Nodes:
@@ -69,11 +56,18 @@ def matrix_product(node: onnx.NodeProto, graph: Graph) -> Nodes:
         found = made.add(kept)
         graph.tell(found, TensorProto.FLOAT, (*shape[:-1], layout.n))
     else:
-        found = made.op("MatMul", x, graph.constant(matrix.widened(layout.k)))
+        found = made.op("MatMul", x, graph.constant(_widened(matrix, layout.k)))
     return made.ending(node, made.op("Add", found, bias) if bias else found)
 
 
-def _matrix(layout: Layout, packed: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None) -> _Matrix:
+def _widened(matrix: Matrix, k: int) -> np.ndarray:
+    """(k, n), float32."""
+    around = matrix.numbers.astype(np.float32) - matrix.zeros.astype(np.float32)[..., None]
+    return np.ascontiguousarray((around * matrix.scales[..., None]).reshape(len(around), -1)[:, :k].T)
+
+
+def _matrix(layout: Layout, packed: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None) -> Matrix:
+    """With zero points of floats, where a file has such."""
     numbers = _unpacked(packed.reshape(layout.n, layout.blocks, -1), layout.bits)
     of_blocks = (layout.n, layout.blocks)
     around: np.ndarray
@@ -83,7 +77,7 @@ def _matrix(layout: Layout, packed: np.ndarray, scales: np.ndarray, zeros: np.nd
         around = _unpacked(zeros.reshape(layout.n, -1), layout.bits)[:, : layout.blocks]
     else:
         around = zeros.reshape(of_blocks).astype(np.float32)
-    return _Matrix(numbers[..., : layout.block], scales.reshape(of_blocks).astype(np.float32), around)
+    return Matrix(numbers[..., : layout.block], scales.reshape(of_blocks).astype(np.float32), around)
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
@@ -98,7 +92,7 @@ def product_of_halves(node: onnx.NodeProto, graph: Graph) -> Nodes:
     given = attributes(node, alpha=1.0, beta=1.0, transA=0, transB=0)
     x, name, bias = [*node.input, ""][:3]
     shape, matrix = graph.shape(x), graph.shape(name)
-    if not (graph.had_halves and graph.has_loops) or given["transA"] or (given["alpha"], given["beta"]) != (1, 1):
+    if not graph.has_loops or given["transA"] or (given["alpha"], given["beta"]) != (1, 1):
         return None
     if shape is None or matrix is None or len(matrix) != 2 or prod(matrix) < _WORTH_HALVES:
         return None
@@ -175,13 +169,8 @@ def _apart(made: Made, rows: str, bits: int, shape: Sequence[int]) -> str:
     return made.op("Reshape", both, made.axes(*shape))
 
 
-class _Converter:
+class _FewBits(Converter):
     """Of a product that stays one."""
-
-    @classmethod
-    def get_converter(cls, _opset: int) -> Callable[..., relax.Expr]:
-        """See TVM's `OnnxOpConverter`."""
-        return cls._convert
 
     @classmethod
     def _convert(
@@ -189,12 +178,10 @@ class _Converter:
     ) -> relax.Expr:
         numbers, scales, zeros = (value_of(inputs[n]) for n in (1, 2, 3))
         layout, instruction = (given[key].decode() for key in ("layout", "instruction"))
-        return few_bits.emit(
-            builder, inputs[0], Layout.parsed(layout), few_bits.Matrix(numbers, scales, zeros), instruction
-        )
+        return few_bits.emit(builder, inputs[0], Layout.parsed(layout), Matrix(numbers, scales, zeros), instruction)
 
 
-class _HalvesConverter(_Converter):
+class _FewHalves(Converter):
     @classmethod
     def _convert(
         cls, builder: relax.BlockBuilder, inputs: Sequence[Any], _given: Mapping[str, Any], _params: object
@@ -202,4 +189,4 @@ class _HalvesConverter(_Converter):
         return few_bits.emit_halves(builder, inputs[0], value_of(inputs[1]))
 
 
-CONVERTERS = {KEPT: _Converter, HALVES: _HalvesConverter}
+CONVERTERS = {KEPT: _FewBits, HALVES: _FewHalves}

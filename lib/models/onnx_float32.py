@@ -13,6 +13,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from lib.models import onnx_folding
+
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDE = TensorProto.FLOAT
 _TYPES = {"to", "dtype", "output_dtype", "output_datatype"}  # attributes that name an element type
@@ -68,9 +70,8 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph, and those in bodies of its operators."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g, *attribute.graphs] if attribute.HasField("g") or attribute.graphs else []:
-                yield from _graphs(inner)
+        for inner in onnx_folding.bodies(node):
+            yield from _graphs(inner)
 
 
 def _has_narrow(graph: onnx.GraphProto) -> bool:

@@ -141,9 +141,14 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
 def read_inside(node: onnx.NodeProto) -> set[str]:
     """Names that the bodies of an `If` or a `Loop` read from around them."""
     names: set[str] = set()
-    for attribute in node.attribute:
-        for body in [attribute.g, *attribute.graphs] if attribute.HasField("g") or attribute.graphs else []:
-            for inner in body.node:
-                names.update(inner.input)
-                names.update(read_inside(inner))
+    for body in bodies(node):
+        for inner in body.node:
+            names.update(inner.input)
+            names.update(read_inside(inner))
     return names
+
+
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs within an operator, as an `If` or a `Loop` has them."""
+    having = [each for each in node.attribute if each.HasField("g") or each.graphs]
+    return [graph for each in having for graph in ([each.g] if each.HasField("g") else []) + list(each.graphs)]

@@ -19,13 +19,10 @@ class Graph:
         has_loops: Whether the target takes a program with a loop over steps: no GPU, whose threads would wait for one
             another.
         instruction: Of the target, for rows times matrices of few bits (`lib.tir.few_bits_rows`); empty if it has none.
-        had_halves: Whether the file was in float16: its weights still have no more digits.
     """
 
-    def __init__(
-        self, proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "", had_halves: bool = False
-    ) -> None:
-        self.has_loops, self.instruction, self.had_halves = has_loops, instruction, had_halves
+    def __init__(self, proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "") -> None:
+        self.has_loops, self.instruction = has_loops, instruction
         self._read = {name for node in proto.graph.node for name in (*node.input, *onnx_folding.read_inside(node))}
         self._read |= {value.name for value in proto.graph.output}
         self._types = onnx_folding.static_types(proto)

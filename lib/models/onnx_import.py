@@ -4,7 +4,7 @@ import contextlib
 import io
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from lib.models import (
     onnx_layers,
     onnx_quantized,
 )
+from lib.models.onnx_converter import Converter
 from lib.models.onnx_graph import attributes
 
 _OF_UNKNOWN_SHAPE = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}
@@ -224,13 +225,8 @@ def _pairwise() -> Iterator[None]:
                 kind._impl_v1 = own
 
 
-class _Einsum:
+class _Einsum(Converter):
     """As Relax's operator, which rules read (`lib.graph.rules.products`); TVM makes a loop nest of it."""
-
-    @classmethod
-    def get_converter(cls, _opset: int) -> Callable[..., relax.Expr]:
-        """See TVM's `OnnxOpConverter`."""
-        return cls._convert
 
     @classmethod
     def _convert(

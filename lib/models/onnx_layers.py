@@ -2,7 +2,7 @@
 of them then (`lib.graph.recurrence`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from tvm.error import OpNotImplemented
 
 from lib.graph import recurrence
 from lib.graph.rewrite import value_of
+from lib.models.onnx_converter import Converter
 from lib.models.onnx_graph import Graph, Nodes, attributes
 from lib.tir.recurrence import ACTIVATIONS, CELLS, Layer
 
@@ -68,15 +69,10 @@ def whole(node: onnx.NodeProto, graph: Graph) -> Nodes:
     return [kept]
 
 
-class _Converter:
+class _Converter(Converter):
     """Of one operator, as TVM's importer calls it."""
 
     operator = ""
-
-    @classmethod
-    def get_converter(cls, _opset: int) -> Callable[..., relax.Expr]:
-        """See TVM's `OnnxOpConverter`."""
-        return cls._convert
 
     @classmethod
     def _convert(

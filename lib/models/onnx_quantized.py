@@ -14,6 +14,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from lib.graph import byte_units
+from lib.models.onnx_converter import Converter
 from lib.models.onnx_graph import Graph, Nodes, attributes
 
 _EXACT = "is_exact"  # attribute of casts of integers
@@ -158,13 +159,8 @@ class _Cast:
         return convert
 
 
-class _DynamicQuantizeLinear:
+class _DynamicQuantizeLinear(Converter):
     """The bytes, their scale and their zero point, scalars both."""
-
-    @classmethod
-    def get_converter(cls, _opset: int) -> Callable[..., relax.Expr]:
-        """See TVM's `OnnxOpConverter`."""
-        return cls._convert
 
     @classmethod
     def _convert(
