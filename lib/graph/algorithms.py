@@ -35,7 +35,7 @@ _PARTS = {IN_THREE_BF16: 2, IN_SIX_BF16: 3}  # of a float
 class AlgorithmConfig:
     """Each where it should save time (`auto`), or `never`. On CPUs."""
 
-    winograd: str = "auto"  # 3x3 convolutions, and those along one axis, in Winograd's way
+    winograd: str = "auto"  # convolutions of 3x3 to 7x7, and those along one axis, in Winograd's way
     strassen: str = "auto"  # products of floats in Strassen's way
     widen: str = "auto"  # output channels to whole vectors, and of few channels their taps
     attention: str = "auto"  # in one kernel, where scores stay in caches, or in three, whichever is faster

@@ -1,13 +1,14 @@
-"""3x3 convolutions with fewer multiplications: Winograd's minimal filtering, F(m x m, 3 x 3).
+"""Square convolutions with fewer multiplications: Winograd's minimal filtering, F(m x m, r x r).
 
-A tile of m x m outputs is computed from (m + 2) x (m + 2) inputs d and the kernel g as A^T [(G g G^T) * (B^T d B)] A;
-summed over the input channels, the product in the middle is one matrix product for each of the (m + 2)^2 positions.
-It takes 4 (m = 2: 2.25) times fewer multiplications than the convolution; the transforms of data and results cost
-additions and memory traffic, those of the kernels are done once, at compile time.
+A tile of m x m outputs is computed from n x n inputs d, n = m + r - 1, and the kernel g of r x r taps as
+A^T [(G g G^T) * (B^T d B)] A; summed over the input channels, the product in the middle is one matrix product for each
+of the n^2 positions. For 3x3 taps it takes 4 (m = 2: 2.25) times fewer multiplications than the convolution, for 5x5
+6.25 (2.8), for 7x7, with m = 2, 3.1; the transforms of data and results cost additions and memory traffic, those of the
+kernels are done once, at compile time.
 
 In bf16 the products read transformed data and kernels in bf16, and all else is float32. That makes 1.4 to 1.8 times the
 error of the convolution in bf16 with m = 2, where a transform adds four elements; with m = 4, whose entries reach 8,
-too much, so there is none.
+too much, so there is none, nor of larger kernels.
 Of volumes, convolutions of 3x3x3 or of any other depth, tiles are those of each frame, and the products sum over the
 frames that a result sees, too: the data of a frame is transformed once.
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), sections 3 and 4.
@@ -30,15 +31,14 @@ from lib.graph.rewrite import dtype, is_call, is_channels_last
 from lib.tir.operators import WINOGRAD_LINES
 
 FUNCTION = "conv2d_winograd"  # name of the functions that compute one, for people
-KERNEL = 3
 _LANES = 8  # channels that fill a vector
 _WIDE, _NARROW = "float32", "bfloat16"
-_NARROW_TILES = (2,)  # m of transforms that bf16 bears
 _FROM_MEMORY, _THROUGH_CACHE, _THROUGH_MEMORY, _IN_BLOCKS = 10, 14, 45, 8  # cost of an element, in multiplications
 _CACHE = 1 << 23  # elements in float32 that stay in the last cache
 _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
-_TILES = (2, 4)  # m of the transforms
+# m of the transforms, by taps of a side.
+_TILES: dict[str, dict[int, tuple[int, ...]]] = {_WIDE: {3: (2, 4), 5: (2, 4), 7: (2,)}, _NARROW: {3: (2,)}}
 
 
 def replacement(instructions: str = "", lanes: int = 1, *, is_narrow: bool = False) -> Choose:
@@ -56,8 +56,8 @@ def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> 
     tile = _tile(call, kind, instructions)
     if not tile:
         return None
-    size = tile + KERNEL - 1
-    *depth, _, _, inputs, outputs = shape_of(call.args[1])
+    *depth, taps, _, inputs, outputs = shape_of(call.args[1])
+    size = minimal(tile, taps).window
     more = widen.computed(outputs, lanes) - outputs
     return Replacement(
         kind=(FUNCTION, tile, kind, more),
@@ -70,7 +70,7 @@ def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> 
 
 def best_tile(
     image: tuple[int, int], channels: tuple[int, int], frames: tuple[int, int] = (1, 1), depth: int = 1,
-    kind: str = _WIDE, instructions: str = "",
+    kind: str = _WIDE, instructions: str = "", taps: int = 3,
 ) -> int:  # fmt: skip
     """m of the transform for a convolution to outputs of height and width, from and to channels; 0 for none.
 
@@ -88,16 +88,15 @@ def best_tile(
         frames: How many images are read, and how many are written.
         depth: Images that each result sees.
         instructions: The class of the target.
+        taps: Of a side of the kernel.
     """
     height, width = image
     kernel, area = depth * channels[0] * channels[1], height * width
     share = 0.5 if kind == _NARROW else 1.0  # of a float's time and memory
     from_memory = _FROM_MEMORY_OF.get(instructions, _FROM_MEMORY)
-    costs = {0: share * (9.0 * kernel * frames[1] * area + from_memory * 9 * kernel)}
-    for tile in _TILES:
-        if kind == _NARROW and tile not in _NARROW_TILES:
-            continue
-        positions = minimal(tile, KERNEL).window ** 2
+    costs = {0: share * taps**2 * kernel * float(frames[1] * area + from_memory)}
+    for tile in _TILES[kind].get(taps, ()):
+        positions = minimal(tile, taps).window ** 2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
         in_blocks = height >= WINOGRAD_LINES * tile and depth == 1 and _fill_blocks(channels, kind)
         between = elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
@@ -114,9 +113,9 @@ def _fill_blocks(channels: tuple[int, int], kind: str) -> bool:
 
 
 def transformed(kernel: np.ndarray, tile: int, kind: str = _WIDE) -> np.ndarray:
-    """G g G^T for each pair of channels: HWIO to (m + 2) x (m + 2) x I x O, or DHWIO to (m + 2) x (m + 2) x D x I x O,
-    summed in double precision."""
-    matrix = minimal(tile, KERNEL).kernel
+    """G g G^T for each pair of channels: HWIO to n x n x I x O, or DHWIO to n x n x D x I x O, summed in double
+    precision."""
+    matrix = minimal(tile, kernel.shape[-3]).kernel
     found = np.einsum("ai,bj,...ijco->ab...co", matrix, matrix, kernel.astype(np.float64)).astype(np.float32)
     return found.astype(ml_dtypes.bfloat16) if kind == _NARROW else found
 
@@ -130,17 +129,18 @@ def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence
             bottom, right.
     """
     batch, *depth, height, width, _ = (int(extent) for extent in data.shape)
-    half = len(padding) // 2
+    transforms = minimal(tile, int(kernel.shape[0]) - tile + 1)
+    half, edge = len(padding) // 2, transforms.taps - 1
     (*front, top, left), (*back, bottom, right) = padding[:half], padding[half:]
-    out_height, out_width = height + top + bottom - KERNEL + 1, width + left + right - KERNEL + 1
+    out_height, out_width = height + top + bottom - edge, width + left + right - edge
     frames = [extent + first + last for extent, first, last in zip(depth, front, back, strict=True)]
     tiles = _Tiles(tile, -(-out_height // tile), -(-out_width // tile), batch, *frames)
     beyond = tiles.down * tile - out_height, tiles.across * tile - out_width
     padded = topi.nn.pad(
         data, [0, *front, top, left, 0], [0, *back, bottom + beyond[0], right + beyond[1], 0], name="pad_temp"
     )
-    product = _product(_spread(padded, tiles, kernel.dtype), kernel, tiles)
-    results = _results(product, minimal(tile, KERNEL))
+    product = _product(_spread(padded, tiles, transforms, kernel.dtype), kernel, tiles)
+    results = _results(product, transforms)
 
     def result(*at: tirx.Var) -> tirx.Expr:
         *image, y, x, o = at
@@ -184,9 +184,9 @@ class _Tiles:
         return at, rest // self.across * self.size, rest % self.across * self.size
 
 
-def _spread(padded: te.Tensor, tiles: _Tiles, kind: str) -> te.Tensor:
-    """B^T d B of each tile, (m + 2) x (m + 2) x tiles x C, in the element type of the kernel."""
-    matrix, size, channels = minimal(tiles.size, KERNEL).data, tiles.size + KERNEL - 1, int(padded.shape[-1])
+def _spread(padded: te.Tensor, tiles: _Tiles, transforms: Transforms, kind: str) -> te.Tensor:
+    """B^T d B of each tile, n x n x tiles x C, in the element type of the kernel."""
+    matrix, size, channels = transforms.data, transforms.window, int(padded.shape[-1])
 
     def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
         image, y, x = tiles.begin(number)
@@ -250,10 +250,10 @@ def _tile(call: relax.Call, kind: str, instructions: str) -> int:
     if not is_plain or not is_channels_last(call) or not out or not data:
         return 0
     *depth, lines, columns, inputs, outputs = kernel
-    if (lines, columns) != (KERNEL, KERNEL) or inputs % _LANES or outputs % _LANES:
+    if lines != columns or inputs % _LANES or outputs % _LANES:
         return 0
     frames = math.prod(data[:-3]), math.prod(out[:-3])
-    return best_tile((out[-3], out[-2]), (inputs, outputs), frames, math.prod(depth), kind, instructions)
+    return best_tile((out[-3], out[-2]), (inputs, outputs), frames, math.prod(depth), kind, instructions, lines)
 
 
 def _emit(
