@@ -21,6 +21,7 @@ from lib.graph.rules import (
     quantization,
     resizing,
     shuffling,
+    sums,
     transposed,
     volumes,
 )
@@ -36,6 +37,7 @@ RULES = [
     *transposed.RULES,
     *modulation.RULES,
     *convolution.RULES,
+    *sums.RULES,
     *volumes.RULES,
     *pooling.RULES,
     *joins.RULES,
