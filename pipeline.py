@@ -83,6 +83,7 @@ class TunerTask(luigi.Task):
     )
     lengths: str = Text(default="", description="of a range: a file with lengths and how often each is asked for")
     weights: str = Text(default="", description="a .safetensors file for a zoo model; empty: random weights")
+    fix: str = Text(default="", description="inputs of an ONNX file that are constants: 'use_cache_branch=true'")
     models: str = Text(default="", description=argparse.SUPPRESS)  # tuned together, see `TuneModels`
     families: str = Choice(default="core-operator", choices=list(ALGORITHMS), description="what shares a cost model")
     foresee: float = Float(default=0.25, description="share of a round for the bottleneck's family")
@@ -898,14 +899,17 @@ class TuneModels(TuningTask):
     shape: str = Text(default="", description=argparse.SUPPRESS)
     lengths: str = Text(default="", description=argparse.SUPPRESS)
     weights: str = Text(default="", description=argparse.SUPPRESS)
+    fix: str = Text(default="", description=argparse.SUPPRESS)
     models: str = Text(
         description="names of the zoo and paths, with commas, `*.onnx` too; or a .toml file that lists them"
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.model or self.shape or self.weights or self.lengths:
-            raise ConfigError("--model, --shape and --weights are for one model; a list says them of each of its own.")
+        if self.model or self.shape or self.weights or self.lengths or self.fix:
+            raise ConfigError(
+                "--model, --shape, --fix and --weights are for one model; a list says them of each of its own."
+            )
 
     def is_delivered(self) -> bool:
         summarized = self.given.run_files.summarized

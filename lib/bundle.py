@@ -71,6 +71,18 @@ def facts(
     }
 
 
+def with_rest(rest: Path, outputs: Sequence[Mapping[str, Any]], told: str, out: CompiledFiles) -> dict[str, Any]:
+    """Copy what ONNX Runtime is to compute after the library; returns what the manifest says of it.
+
+    Args:
+        outputs: Of the whole model, in order: `name`, `shape` with names for what is open, and `dtype`.
+        told: What it is, in words.
+    """
+    with tables.written_whole(out.rest) as partial:
+        shutil.copyfile(rest, partial)
+    return {"rest": {"file": out.rest.name, "outputs": list(outputs), "told": told}}
+
+
 def of_range(
     facts: Mapping[str, Any], limits: Mapping[str, tuple[int, int]], buckets: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -109,7 +121,7 @@ def sweep(out: CompiledFiles) -> None:
 def delivered(out: CompiledFiles) -> list[Path]:
     """The files that the manifest vouches for."""
     found = [out.library, out.params, out.results]
-    return [*found, out.reference] if out.reference.exists() else found
+    return [*found, *(each for each in (out.reference, out.rest) if each.exists())]
 
 
 def pack(folder: Path, out: Path) -> Path:
@@ -128,7 +140,7 @@ def pack(folder: Path, out: Path) -> Path:
         raise BundleError("; ".join(damaged))
     if out.exists():
         raise ContractError(f"{out} exists. Delete it, or name another one.")
-    kept = [path for path in (*source.libraries, source.weights, source.reference) if path]
+    kept = [path for path in (*source.libraries, source.weights, source.reference, source.rest) if path]
     facts = {name: value for name, value in source.facts.items() if name not in ("inputs", "files")}
     if out.suffix != ".tar":
         out.mkdir(parents=True)

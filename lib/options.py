@@ -48,6 +48,7 @@ class Options:
     shape: str
     lengths: str
     weights: str
+    fix: str
     families: str
     foresee: float
     strategy: str
@@ -104,9 +105,35 @@ class Options:
 
     @cached_property
     def source(self) -> Source:
-        """The model that is meant; quantised, if that is asked for."""
-        given = Source(_expanded(self.model), self.batch_size, self.sequence, self.shape, _expanded(self.weights))
-        return replace(given, model=str(self._in_int8(given))) if self.precision == IN_INT8 else given
+        """The model that is meant, as the file that is tuned: with inputs that are fixed, quantised, and without what
+        depends on values."""
+        given = Source(
+            _expanded(self.model), self.batch_size, self.sequence, self.shape, _expanded(self.weights), self.fix
+        )
+        if given.fix:
+            replace(given, shape="").check()
+            given = replace(given, model=str(self._fixed(given)), fix="")
+        if self.precision == IN_INT8:
+            given = replace(given, model=str(self._in_int8(given)))
+        return self._without_rest(given)
+
+    def _fixed(self, given: Source) -> Path:
+        """Its file with constants for some inputs, made once for all runs."""
+        from lib.models import onnx_fixed  # onnx takes a while to load
+
+        return onnx_fixed.fixed(Path(given.model), given.fix, self.artifacts / "fixed")
+
+    def _without_rest(self, given: Source) -> Source:
+        """What of its file can be compiled, cut off once for all runs; a range of shapes has no such part."""
+        if not given.model.endswith(".onnx") or self.in_range or self.range:
+            return given
+        from lib.models import onnx_rest
+
+        found = onnx_rest.split(Path(given.model), given.shape, self.artifacts / "split")
+        if rest := onnx_rest.of(found):
+            self.say(f"{given.model}: {rest.told}")
+            return replace(given, model=str(found), shape="")
+        return given
 
     def _in_int8(self, given: Source) -> Path:
         """Its file, quantised once for all runs.

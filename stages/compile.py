@@ -28,7 +28,7 @@ from lib.measure.absent import AbsentDevice
 from lib.measure.onnx_peer import OnnxFile
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
-from lib.models import onnx_facts
+from lib.models import onnx_facts, onnx_rest
 from lib.tir.workload import load_module
 from lib.tuning import history
 from lib.tuning.hopeless import LEAST, guess_s, is_hopeless
@@ -133,7 +133,10 @@ def run(
             multiplies = {"multiplies_matrices": machine is not None and machine.matrix(BF16) is not None}
         outputs = deploy.outputs(module, onnx_facts.output_names(onnx.path) if onnx else ())
         licence = onnx_facts.licence(onnx.path) if onnx else ""
+        rest = onnx_rest.of(onnx.path) if onnx else None
         told = bundle.facts(out, interface, outputs, target, fusion.ENTRY, licence)
+        if rest:
+            told |= bundle.with_rest(rest.file, rest.outputs, rest.told, out)
         facts = {**told, **_where(target, pool), **peaks, **multiplies, **identity, **found}
     facts |= {
         **made,

@@ -79,6 +79,20 @@ def residual_network(path: Path) -> Path:
     return net.save(path, {"image": (TensorProto.FLOAT, [1, 3, 48, 48])}, y, [1, 10])
 
 
+def detector(path: Path) -> Path:
+    """Boxes of which as many are kept as overlap little; how they are laid out is an input."""
+    net = Network()
+    x = net.add("Relu", net.add("Conv", "image", net.weight(16, 3, 3, 3, spread=0.3), pads=[1] * 4, strides=[2, 2]))
+    boxes = net.add("Reshape", net.add("Conv", x, net.weight(4, 16, 1, 1)), "layout")
+    scores = net.add("Reshape", net.add("Conv", x, net.weight(5, 16, 1, 1)), net.constant(np.array([1, 5, -1])))
+    limits = [net.constant(value) for value in (np.array([9]), np.float32(0.5), np.float32(0.5))]
+    kept = net.add("NonMaxSuppression", boxes, net.add("Sigmoid", scores), *limits)
+    places = net.add("Gather", kept, net.constant(np.array(2)), axis=1)
+    y = net.add("Gather", net.add("Squeeze", boxes, net.constant(np.array([0]))), places, axis=0)
+    inputs = {"image": (TensorProto.FLOAT, [1, 3, 32, 32]), "layout": (TensorProto.INT64, [3])}
+    return net.save(path, inputs, y, ["n", 4])
+
+
 TOKENS, WIDTH, HEADS = 24, 32, 2
 
 
@@ -161,3 +175,21 @@ def test_a_tuned_network_computes_what_onnx_runtime_computes(tmp_path, make, ope
     assert "ONNX Runtime" in (run.folder / "report.txt").read_text()
     assert tuned & {"conv2d", "matmul"}
     assert relative_error(infer_as_the_readme_says(run.compiled.folder, inputs, tmp_path), expected) < 1e-4
+
+
+def test_a_detector_whose_end_depends_on_values_keeps_what_onnx_runtime_keeps(tmp_path):
+    file = detector(tmp_path / "detector.onnx")
+    image = np.random.default_rng(3).normal(size=(1, 3, 32, 32)).astype(np.float32)
+
+    done = luigi(tmp_path, "TuneModel", "--model", str(file), "--fix", "layout=1,-1,4", "--trials", "8")
+
+    assert done.returncode == 0, done.stderr
+    told = "operators (0 of 3 products and convolutions) depend on values, from NonMaxSuppression on"
+    assert told in done.stderr
+    [run] = [RunFiles(folder) for folder in (tmp_path / "artifacts").glob("*/*/runs/*")]
+    assert told in (run.folder / "report.txt").read_text()
+    assert json.loads(run.compiled.manifest.read_text())["onnx"]["max_error"] < 1e-4
+    [expected] = onnxruntime.InferenceSession(file).run(None, {"image": image, "layout": np.array([1, -1, 4])})
+    found = infer_as_the_readme_says(run.compiled.folder, [image], tmp_path)
+    assert len(expected) > 5
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -25,6 +25,7 @@ TYPED = {
     "batch-size": ("2", 2),
     "sequence": ("64", 64),
     "weights": ("there.safetensors", "there.safetensors"),
+    "fix": ("x=1,2 y=true", "x=1,2 y=true"),
     "trials": ("7", 7),
     "trials-per-subgraph": ("9", 9),
     "minutes": ("0.5", 0.5),
@@ -80,6 +81,7 @@ def test_every_option_can_be_typed(monkeypatch, option, joined):
         (["--minutes", "-3"], "must be numbers from 0 on, but got 0, -3 and 0"),
         (["--minutes", "nan"], "must be numbers from 0 on, but got 0, nan and 0"),
         (["--shape", "x=2²"], "--shape is for files"),
+        (["--fix", "x=2"], "--fix is for ONNX files"),
         (["--model", "nothing"], "nothing"),
         (["--devices", "rpc://host:9²/key"], "rpc://"),
     ],
@@ -117,7 +119,7 @@ def test_a_batch_that_was_typed_is_what_is_imported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "hidden"), [("TuneModel", {"models"}), ("TuneModels", {"model", "shape", "lengths", "weights"})]
+    ("task", "hidden"), [("TuneModel", {"models"}), ("TuneModels", {"model", "shape", "lengths", "weights", "fix"})]
 )
 def test_help_shows_each_option_once_and_with_what_it_means(tmp_path, task, hidden):
     text = luigi(tmp_path, task, "--help").stdout
@@ -128,12 +130,12 @@ def test_help_shows_each_option_once_and_with_what_it_means(tmp_path, task, hidd
     assert not re.findall(r"--TuneModel-|--session", text)
 
 
-@pytest.mark.parametrize("option", ["--model", "--shape", "--weights"])
+@pytest.mark.parametrize("option", ["--model", "--shape", "--weights", "--fix"])
 def test_what_is_said_of_one_model_is_refused_where_several_are_listed(tmp_path, option):
     done = luigi(tmp_path, "TuneModels", "--models", "tiny_cnn", option, "tiny_cnn")
 
     assert done.returncode != 0
-    assert "error: --model, --shape and --weights are for one model" in done.stderr
+    assert "error: --model, --shape, --fix and --weights are for one model" in done.stderr
     assert "Traceback" not in done.stderr
 
 

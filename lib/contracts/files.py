@@ -242,6 +242,11 @@ class CompiledFiles:
         return self.folder / "reference.safetensors"
 
     @property
+    def rest(self) -> Path:
+        """What ONNX Runtime is to compute after the library, of a model with results whose shapes depend on values."""
+        return self.folder / "rest.onnx"
+
+    @property
     def manifest(self) -> Path:
         return self.folder / "manifest.json"
 

@@ -16,7 +16,7 @@ from lib.contracts.errors import ModelError, TunerError
 from lib.models.source import Source
 
 _EXPECTED = "expected [[model]] tables, each with `model` (a name of the zoo or a file), and if wanted batch_size, " \
-            "sequence, shape, weights and importance"  # fmt: skip
+            "sequence, shape, weights, fix and importance"  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

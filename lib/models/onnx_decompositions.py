@@ -137,6 +137,11 @@ def _dropout(node: onnx.NodeProto, graph: Graph) -> Nodes:
     return [kept, *graph.ending(node, [graph.node("Identity", mask)], output=1)]
 
 
+def _split(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Into one part, which is all: of TVM's operator comes a tensor then, where its passes expect a tuple."""
+    return graph.ending(node, [graph.node("Identity", node.input[0])]) if len(node.output) == 1 else None
+
+
 def _compress(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """What a constant chooses."""
     chosen = graph.value(node.input[1])
@@ -335,6 +340,7 @@ RULES: dict[str, Rule] = {
     "Mod": _mod,
     "Dropout": _dropout,
     "Compress": _compress,
+    "Split": _split,
     "EyeLike": _eye_like,
     "ConvTranspose": _conv_transpose,
     "LpNormalization": _lp_normalization,

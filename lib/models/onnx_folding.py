@@ -22,7 +22,7 @@ def fold(proto: onnx.ModelProto) -> None:
     """
     while _fold_once(proto):
         pass
-    _drop_unread(proto.graph)
+    drop_unread(proto.graph)
 
 
 def _fold_once(proto: onnx.ModelProto) -> bool:
@@ -43,7 +43,7 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
         del graph.node[:]
         graph.node.extend(kept)
         graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
-        _drop_unread(graph)
+        drop_unread(graph)
     return folded
 
 
@@ -69,7 +69,8 @@ def _evaluate(
     arguments = {name: values[name] if name in values else numpy_helper.to_array(tensors[name]) for name in names}
     try:
         evaluator = ReferenceEvaluator(node, opsets={i.domain: i.version for i in proto.opset_import})
-        results = evaluator.run(None, arguments)
+        with np.errstate(all="ignore"):  # infinities and the like are results as others
+            results = evaluator.run(None, arguments)
     except Exception:  # whatever one of the many operators meets; the importer may still know it
         return None
     if any(isinstance(result, (list, dict)) or result is None for result in results):
@@ -121,7 +122,7 @@ def without_large_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def _drop_unread(graph: onnx.GraphProto) -> None:
+def drop_unread(graph: onnx.GraphProto) -> None:
     """Remove nodes whose outputs nobody reads, and then such weights."""
     read = {output.name for output in graph.output}
     kept = []

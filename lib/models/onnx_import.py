@@ -1,10 +1,12 @@
 """ONNX files as models: checked before anything is converted, with errors that name the operator or the input."""
 
+import ast
 import contextlib
 import io
+import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,10 @@ from lib.models import (
 from lib.models.onnx_converter import Converter
 from lib.models.onnx_graph import attributes
 
-_OF_UNKNOWN_SHAPE = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}
+_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+OF_UNKNOWN_SHAPE = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}
 
 
 def load(
@@ -63,16 +68,9 @@ def load(
 
 
 def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool, instruction: str) -> tvm.IRModule:
-    proto = _read(path)
-    _leave_true_inputs(proto.graph)
-    if not proto.graph.input:
-        raise ModelError(f"{path} has no inputs: it computes the same each time, and nothing is left to tune.")
-    _settle_shapes(proto.graph, shapes, path)
-    del proto.graph.value_info[:]  # of shapes that are open, or of before; what is told from now on is so
+    proto = settled(path, shapes)
     had_halves = onnx_float32.widen(proto)
-    onnx_folding.fold(proto)
-    while onnx_branches.expand(proto):
-        onnx_folding.fold(proto)
+    decide(proto)
     for simplified in (
         partial(onnx_contributed.expand, has_loops=has_loops, instruction=instruction, had_halves=had_halves),
         onnx_functions.expand,
@@ -87,6 +85,31 @@ def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool, ins
     return _convert(proto, path)
 
 
+def settled(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """A file with weights and true inputs of static shapes.
+
+    Args:
+        shapes: See `load`.
+
+    Raises:
+        ModelError: See `load`.
+    """
+    proto = read(path)
+    _leave_true_inputs(proto.graph)
+    if not proto.graph.input:
+        raise ModelError(f"{path} has no inputs: it computes the same each time, and nothing is left to tune.")
+    _settle_shapes(proto.graph, shapes, path)
+    del proto.graph.value_info[:]  # of shapes that are open, or of before; what is told from now on is so
+    return proto
+
+
+def decide(proto: onnx.ModelProto) -> None:
+    """Compute, in place, what depends on shapes and constants alone, and take the branches that these choose."""
+    onnx_folding.fold(proto)
+    while onnx_branches.expand(proto):
+        onnx_folding.fold(proto)
+
+
 def _refuse_what_tvm_means_otherwise(graph: onnx.GraphProto, path: Path) -> None:
     """A RoiAlign of the largest: ONNX weighs the four pixels around a sample one by one, TVM the sample."""
     if any(node.op_type == "RoiAlign" and attributes(node, mode=b"avg")["mode"] == b"max" for node in graph.node):
@@ -94,10 +117,11 @@ def _refuse_what_tvm_means_otherwise(graph: onnx.GraphProto, path: Path) -> None
 
 
 def _refuse_shapes_that_depend_on_values(graph: onnx.GraphProto, path: Path) -> None:
-    if found := sorted({node.op_type for node in graph.node} & _OF_UNKNOWN_SHAPE):
+    if found := sorted({node.op_type for node in graph.node} & OF_UNKNOWN_SHAPE):
         raise ModelError(
             f"{path} uses {', '.join(found)}, whose results have shapes that depend on the values of inputs: nothing "
-            "after it can be compiled for fixed shapes. Cut the model before it (`onnx.utils.extract_model`)."
+            "after it can be compiled for fixed shapes, and nothing that multiplies comes before. If an input decides "
+            "them, fix it (--fix NAME=VALUE). A range of shapes has no such operators: give one shape."
         )
 
 
@@ -105,8 +129,9 @@ def _refuse_choices(graph: onnx.GraphProto, path: Path) -> None:
     if found := [node for node in graph.node if node.op_type == "If"]:
         raise ModelError(
             f"{path} has an If ({found[0].name or found[0].output[0]!r}) that depends on the values of inputs "
-            f"({found[0].input[0]!r}): there is one program for both branches. Give a file with one of them: of a "
-            "merged decoder that of a single step (`decoder_with_past_model.onnx`), say."
+            f"({found[0].input[0]!r}): there is no program for both branches. If an input says which, fix it: of a "
+            "merged decoder --fix use_cache_branch=true, say. Or give a file with one of them, such as "
+            "`decoder_with_past_model.onnx`."
         )
 
 
@@ -119,7 +144,12 @@ def _refuse_training(graph: onnx.GraphProto, path: Path) -> None:
             )
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read(path: Path) -> onnx.ModelProto:
+    """A file with all its weights, once it was found to be whole.
+
+    Raises:
+        ModelError: It is missing, damaged or incomplete.
+    """
     require_file(path)
     try:
         proto = onnx.load(path, load_external_data=False)
@@ -163,10 +193,11 @@ def _leave_true_inputs(graph: onnx.GraphProto) -> None:
     graph.input.extend(true_inputs)
 
 
-def _settle_shapes(graph: onnx.GraphProto, shapes: dict[str, tuple[int, ...]], path: Path) -> None:
+def _settle_shapes(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
     """Give every input a static shape."""
     names = {value.name for value in graph.input}
-    open_dims = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    dims = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    open_dims = {name for dim in dims for name in (_formula_of(dim) or {dim})}
     for name, shape in shapes.items():
         if name not in names | open_dims or (name not in names and len(shape) != 1):
             raise ModelError(
@@ -182,12 +213,12 @@ def _settle_shapes(graph: onnx.GraphProto, shapes: dict[str, tuple[int, ...]], p
         _settle(value, shapes, path)
 
 
-def _settle(value: onnx.ValueInfoProto, shapes: dict[str, tuple[int, ...]], path: Path) -> None:
+def _settle(value: onnx.ValueInfoProto, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
     tensor = value.type.tensor_type
     found = [dim.dim_param or "?" if not dim.HasField("dim_value") else str(dim.dim_value) for dim in tensor.shape.dim]
     given = shapes.get(value.name)
     if given is None:
-        given = tuple(shapes.get(dim, (int(dim) if dim.isdigit() else 0,))[0] for dim in found)
+        given = tuple(_extent(dim, shapes) for dim in found)
     elif tensor.HasField("shape") and (
         len(given) != len(found) or any(d.isdigit() and int(d) not in (0, n) for d, n in zip(found, given, strict=True))
     ):
@@ -205,6 +236,37 @@ def _settle(value: onnx.ValueInfoProto, shapes: dict[str, tuple[int, ...]], path
         )
     del tensor.shape.dim[:]
     tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in given)
+
+
+def _formula_of(dim: str) -> set[str]:
+    """Names that a dimension is computed of; none if it is one itself."""
+    try:
+        formula = ast.parse(dim, mode="eval").body
+    except SyntaxError:
+        return set()
+    return {each.id for each in ast.walk(formula) if isinstance(each, ast.Name)} - {dim}
+
+
+def _extent(dim: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """What a dimension is, by what was said of it, or of those that it is computed of (`past + sequence`), as exporters
+    write it; 0 if that is not known."""
+    if dim in shapes:
+        return shapes[dim][0]
+    try:
+        return max(0, _computed(ast.parse(dim, mode="eval").body, shapes))
+    except (SyntaxError, LookupError, ZeroDivisionError):
+        return 0
+
+
+def _computed(formula: ast.expr, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Raises: LookupError: It has something else than whole numbers, names that are known, and four operators."""
+    if isinstance(formula, ast.Constant) and isinstance(formula.value, int):
+        return formula.value
+    if isinstance(formula, ast.Name):
+        return shapes[formula.id][0]
+    if isinstance(formula, ast.BinOp):
+        return _ARITHMETIC[type(formula.op)](_computed(formula.left, shapes), _computed(formula.right, shapes))
+    raise LookupError(ast.dump(formula))
 
 
 @contextlib.contextmanager
@@ -235,13 +297,15 @@ class _Einsum(Converter):
         return builder.emit(relax.op.einsum(tuple(inputs), given["equation"].decode("utf-8")))
 
 
+CONVERTERS = {**onnx_layers.CONVERTERS, **onnx_quantized.CONVERTERS, **onnx_few_bits.CONVERTERS, "Einsum": _Einsum}
+
+
 @contextlib.contextmanager
 def _more_operators() -> Iterator[None]:
     """With converters for the recurrent layers that were not taken apart, of which TVM has none, for bytes, and for
     einsums."""
     own = onnx_frontend._get_convert_map
-    made = {**onnx_layers.CONVERTERS, **onnx_quantized.CONVERTERS, **onnx_few_bits.CONVERTERS, "Einsum": _Einsum}
-    onnx_frontend._get_convert_map = lambda: {**own(), **made}
+    onnx_frontend._get_convert_map = lambda: {**own(), **CONVERTERS}
     try:
         yield
     finally:

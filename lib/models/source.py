@@ -23,6 +23,7 @@ class Source:
     sequence: int = 0  # tokens of a text, of a zoo model; 0: its own
     shape: str = ""  # of a file's inputs or named dimensions: `ids=1,128 mask=1,128`, `batch=1 sequence=128`
     weights: str = ""  # path of a .safetensors file for a zoo model; empty: random ones
+    fix: str = ""  # inputs of an ONNX file that are constants: `use_cache_branch=true`
 
     @property
     def is_file(self) -> bool:
@@ -44,11 +45,17 @@ class Source:
                     "--batch-size, --sequence and --weights are for models of the zoo. A file's dynamic dimensions are "
                     "given by --shape, its weights are in the file."
                 )
+            if self.fix and self.model.endswith(".pt2"):
+                raise ModelError(
+                    f"--fix is for ONNX files; export {self.model} of a module that has these values within it."
+                )
             if self.shape and self.model.endswith(".pt2"):
                 raise ModelError(
                     f"--shape: {self.model} has the shapes it was exported with. Export it with static ones "
                     "(torch.export.export without dynamic_shapes)."
                 )
+        elif self.fix:
+            raise ModelError(f"--fix is for ONNX files; the zoo's {self.model} has no such inputs.")
         elif self.shape:
             raise ModelError(f"--shape is for files; the zoo's {self.model} takes --batch-size and --sequence.")
         if self.batch_size < 0 or self.sequence < 0:

@@ -213,6 +213,7 @@ def verdict(run: RunRows) -> str:
         told.append(f", to {onnx['by']}")
     elif onnx:
         told.append(f", {onnx['max_error']:.1e} to {onnx['by']}")
+    told.append(f". Of the file, {run.rest}" if run.rest else "")
     return "".join(told) + "."
 
 

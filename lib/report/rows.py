@@ -198,6 +198,11 @@ class RunRows:
         return median(found) if found else None
 
     @property
+    def rest(self) -> str:
+        """What of the file is not in the library but left to ONNX Runtime, in words; empty if nothing is."""
+        return str(self.facts.get("rest", {}).get("told", ""))
+
+    @property
     def is_compared_with_file(self) -> bool:
         """Whether the library's outputs were compared with those of its ONNX file itself."""
         onnx = self.facts["onnx"]

@@ -119,6 +119,7 @@ def model_lines(run: RunRows) -> str:
     elif not run.is_compared_with_file:
         lines.append(f"largest difference of the outputs {facts['max_error']:.1e} of their largest value")
     lines += _onnx_lines(run)
+    lines += [f"of the file, {run.rest} (rest.onnx)"] if run.rest else []
     lines += on_precision(run)
     lines.append(f"failed candidates: {counted({failure.status: failure.count for failure in run.failures})}")
     return "\n".join(lines)

@@ -89,6 +89,11 @@ class Bundle:
         return self.folder / str(name) if name else None
 
     @property
+    def rest(self) -> Path | None:
+        """What ONNX Runtime computes after the library, if there is something."""
+        return self.folder / str(self.facts["rest"]["file"]) if "rest" in self.facts else None
+
+    @property
     def threads(self) -> int:
         """Those that it was tuned for."""
         return int(self.facts["threads"])
@@ -99,7 +104,13 @@ class Bundle:
 
     @property
     def outputs(self) -> list[Value]:
+        """Of the library."""
         return _values(self.facts["model_outputs"])
+
+    @property
+    def whole_outputs(self) -> list[Value]:
+        """Of the model: with its rest, if it has one."""
+        return _values(self.facts["rest"]["outputs"]) if "rest" in self.facts else self.outputs
 
     def require_fit(self) -> None:
         """See `misfits`; raises BundleError with all of them."""

@@ -13,6 +13,7 @@ from . import native
 from .bundle import Bundle, Value
 from .errors import InputError
 from .ranges import cut, settled
+from .rest import Rest
 from .session import Driver, placed
 from .weights import ALIGNMENT, Mapped, as_type, numpy_type, stored, tensor_at
 
@@ -36,7 +37,13 @@ class Model:
     """
 
     def __init__(
-        self, folder: Path | str, *, threads: int | None = None, cores: Sequence[int] | None = None, check: bool = True
+        self,
+        folder: Path | str,
+        *,
+        threads: int | None = None,
+        cores: Sequence[int] | None = None,
+        check: bool = True,
+        rest: bool = True,
     ) -> None:
         """Load a bundle; its weights are mapped, not read.
 
@@ -46,6 +53,8 @@ class Model:
             cores: The numbers of those that they may use, by default all that this process may use. Linux only.
             check: Refuse a bundle that does not fit this machine, or whose files are missing or cut short. (Digests
                 are compared by `python -m family_tuner_runtime check`.)
+            rest: Of a model whose end depends on values, have ONNX Runtime compute that; else the outputs are the
+                library's.
 
         Raises:
             BundleError: See `Bundle.read` and `Bundle.misfits`.
@@ -55,21 +64,22 @@ class Model:
         if check:
             bundle.require_fit()
         native.load()
-        self._begin(_Loaded(bundle), threads, cores)
+        self._begin(_Loaded(bundle), threads, cores, rest and bundle.rest is not None)
 
     def session(self, *, threads: int | None = None, cores: Sequence[int] | None = None) -> "Model":
         """Another session of the same model: it shares library and weights, and has threads and activations of its
         own. See `__init__`."""
         made = Model.__new__(Model)
-        made._begin(self._loaded, threads, cores)
+        made._begin(self._loaded, threads, cores, self._rest is not None)
         return made
 
-    def _begin(self, loaded: "_Loaded", threads: int | None, cores: Sequence[int] | None) -> None:
+    def _begin(self, loaded: "_Loaded", threads: int | None, cores: Sequence[int] | None, has_rest: bool) -> None:
         self._loaded = loaded
         self._inputs, self._outputs = loaded.bundle.inputs, loaded.bundle.outputs
         self._places = {value.name: n for n, value in enumerate(self._inputs)}
         self.threads, self.cores = placed(loaded.bundle.threads, threads, cores)
         self._driver = Driver(self.threads, self.cores)
+        self._rest = Rest(loaded.bundle.rest, self.threads) if has_rest and loaded.bundle.rest else None
         self._machines: dict[int, tuple[Any, Callable[..., Any]]] = {}  # by bucket, each made when it is first needed
         self._making = threading.Lock()
         if not loaded.ranges.limits:
@@ -102,8 +112,8 @@ class Model:
 
     @property
     def outputs(self) -> list[Value]:
-        """In the order in which they are returned."""
-        return list(self._outputs)
+        """In the order in which they are returned. Names in a shape are extents that are open, or depend on values."""
+        return list(self._outputs) if self._rest is None else self.bundle.whole_outputs
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Compute.
@@ -139,9 +149,12 @@ class Model:
             is_shared = tensor.data_ptr() in others or tensor in self._loaded.weights
             array = _array(tensor).copy() if is_shared else _array(tensor)
             arrays.append(cut(array, value.shape, extents) if extents else array)
-        if len(arrays) == 1:
-            return arrays[0]
-        return {value.name: array for value, array in zip(self._outputs, arrays, strict=True)}
+        computed = {value.name: array for value, array in zip(self._outputs, arrays, strict=True)}
+        if self._rest is not None:
+            given = {value.name: np.asarray(each) for value, each in zip(self._inputs, ordered, strict=True)}
+            computed |= self._rest({**given, **computed})
+            computed = {value.name: computed[value.name] for value in self.outputs}
+        return next(iter(computed.values())) if len(computed) == 1 else computed
 
     def empty(self, name: str, **extents: int) -> np.ndarray:
         """An array for an input, to be filled by the caller: one that is used without a copy.

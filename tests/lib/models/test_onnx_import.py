@@ -173,6 +173,31 @@ def test_open_dimensions_get_values_by_input_or_by_name(tmp_path, cpu, shapes):
 
 
 @pytest.mark.parametrize(
+    ("dim", "extent"),
+    [("past + new", 7), ("past+2*new", 9), ("past - new", 3), ("(past + 1) // new", 3), ("2", 2), ("new", 2)],
+)
+def test_a_dimension_that_is_computed_of_others_follows_from_them(tmp_path, dim, extent):
+    """As exporters write how long a mask is, of a decoder with a cache."""
+    inputs = {"x": (TensorProto.FLOAT, [dim, 4]), "cache": (TensorProto.FLOAT, ["past", "new"])}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("ReduceMax", ["cache"], ["most"])]
+    path = save(tmp_path / "m.onnx", [*nodes, helper.make_node("Add", ["h", "most"], ["y"])], inputs, {"w": (4, 8)})
+
+    model = onnx_import.load(path, {"past": (5,), "new": (2,)})
+
+    assert [int(n) for n in model.module["main"].params[0].ty.shape.values] == [extent, 4]
+
+
+@pytest.mark.parametrize("dim", ["past + other", "past / new", "past % new", "past - new", "past + 1.5", "f(past)"])
+def test_one_that_does_not_follow_is_asked_for(tmp_path, dim):
+    inputs = {"x": (TensorProto.FLOAT, [dim, 4]), "cache": (TensorProto.FLOAT, ["past", "new"])}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "cache"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, inputs, {"w": (4, 8)})
+
+    with pytest.raises(ModelError, match=r"input 'x' has the dynamic shape"):
+        onnx_import.load(path, {"past": (5,), "new": (8,)})
+
+
+@pytest.mark.parametrize(
     ("shapes", "message"),
     [
         ({"y": (3, 4)}, "has the inputs x and the open dimensions batch"),
