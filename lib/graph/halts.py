@@ -9,6 +9,10 @@ five times as long as where it read and wrote bytes. So a halt stands between qu
 **A single column that is spread over several.** The force between two atoms, a number, times the three coordinates of
 what lies between them: such an epilogue has more columns than the contraction, and no space has programs of it.
 
+**Concatenations of which several parts are taken.** The corners of boxes that a detector has at several scales: were
+all of it one kernel, it would look for the scale of each element once for each of its corners, in expressions that grow
+with every operator behind, and searches of them took minutes.
+
 A halt, while operators are fused, is a function that FuseOps leaves alone, and that computes nothing.
 """
 
@@ -27,6 +31,9 @@ from lib.graph.rules.constants import ELEMENTWISE
 
 _FUNCTION, _MARK = "halt", "is_halt"
 _BYTES = ("uint8", "int8")
+_VIEWS = ("relax.reshape", "relax.squeeze", "relax.expand_dims")
+_TAKE = ("relax.strided_slice", "relax.take", "relax.split")
+_FEW = 2  # parts of a concatenation that cost one choice
 _EPILOGUE = ("add", "subtract", "multiply", "astype", "clip", "round", "maximum", "minimum", "nn.relu")
 
 _Values = Mapping[relax.Var, relax.Expr]
@@ -54,7 +61,7 @@ class _Placer(PyExprMutator):
         self._ends: set[relax.Var] = set()
 
     def with_halts(self, function: relax.Function) -> relax.Expr:
-        self._ends = _handed_over(self._module, function) | _spread(self._module, function)
+        self._ends = _handed_over(self._module, function) | _spread(self._module, function) | _taken_apart(function)
         return self.visit_expr(function)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -112,6 +119,24 @@ def _spread(module: tvm.IRModule, function: relax.Function) -> set[relax.Var]:
         if is_call(value, *ELEMENTWISE) and (static_shape(value) or (0,))[-1] > 1:
             found.update(arg for arg in value.args if arg in contracted and (static_shape(arg) or (0,))[-1] == 1)
     return found
+
+
+def _taken_apart(function: relax.Function) -> set[relax.Var]:
+    """Concatenations of more than a few tensors that more than one operator takes a part of."""
+    blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
+    values = {binding.var: binding.value for block in blocks for binding in block.bindings}
+    users = {var: users for block in blocks for var, users in udchain(block).items()}
+
+    def takers(var: relax.Var) -> int:
+        own = [(user, values.get(user)) for user in users.get(var, ())]
+        return sum(takers(user) if is_call(value, *_VIEWS) else is_call(value, *_TAKE) for user, value in own)
+
+    def parts(value: relax.Expr) -> int:
+        joined = value.args[0] if is_call(value, "relax.concat") else None
+        joined = values.get(joined, joined) if isinstance(joined, relax.Var) else joined
+        return len(joined.fields) if isinstance(joined, relax.Tuple) else 0
+
+    return {var for var, value in values.items() if parts(value) > _FEW and takers(var) > 1}
 
 
 def _is_contracted(module: tvm.IRModule, value: relax.Expr, contracted: set[relax.Var]) -> bool:

@@ -22,7 +22,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.target import Target
 
-from lib.machine.registers import Registers, registers
+from lib.machine.registers import Registers
 from lib.search.spaces import primitives
 from lib.search.spaces.space import feasible
 from lib.tir import analysis, gaps, parallel, remainder
@@ -31,20 +31,15 @@ _WIDTHS = (1, 2, 4)  # registers of float32 that a vector fills: a register of b
 _MUCH_SMALLER = 4  # times: what is that, and takes more than arithmetic, is computed once, before
 
 
-def fits(workload: tvm.IRModule, target: Target) -> bool:
-    """Whether a workload is such a chain, with a result that is contiguous along its last axis, and fills vectors."""
+def fits(workload: tvm.IRModule, _target: Target) -> bool:
+    """Whether a workload is such a chain, with a result that is contiguous along its last axis."""
     blocks = analysis.leaf_blocks(workload["main"])
     if not blocks or not all(map(_is_elementwise, blocks)):
         return False
-    schedule = Schedule(workload, debug_mask="none")
     try:
-        last = _chained(schedule)
+        return _chained(Schedule(workload, debug_mask="none")) is not None
     except ScheduleError:
         return False
-    if last is None:
-        return False
-    size, (*_, columns) = _size(schedule.get(last)), analysis.extents(schedule.get(last)).values()
-    return any(lanes <= columns or size % lanes == 0 for lanes in _widths(registers(target)))
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
@@ -106,6 +101,8 @@ def _flat(schedule: Schedule, machine: Registers) -> None:
         widths = [math.gcd(columns, machine.lanes)]  # what is written of a row would be scattered
     elif columns >= machine.lanes and not _knows_no_rows(schedule.get(last)):
         widths = [lanes for lanes in widths if columns % lanes == 0]  # else what is read of a row is gathered
+    if not widths and columns < machine.lanes:  # a few boxes, or a single number: in vectors as short as it takes
+        widths = [math.gcd(size, machine.lanes)]
     if not widths:
         raise ScheduleError("no vectors fill the tensor")
     elements = schedule.fuse(*schedule.get_loops(last))

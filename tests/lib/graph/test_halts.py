@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -84,3 +85,33 @@ def test_a_column_that_is_spread_is_written_first(cpu, make, columns, kernels):
     assert space is not None
     assert space.name == "contraction"
     np.testing.assert_allclose(run(chosen, [x, between], cpu), expected, rtol=1e-5, atol=1e-5)
+
+
+def corners(builder, *scales):
+    """Boxes of several scales, and two of what they say."""
+    rows = [builder.emit(op.reshape(x, (1, -1, 4))) for x in scales]
+    boxes = builder.emit(op.squeeze(builder.emit(op.concat(rows, axis=1)), [0]))
+    first, last = (builder.emit(op.strided_slice(boxes, [1], [n], [n + 1])) for n in (0, 3))
+    return op.multiply(builder.emit(op.exp(first)), builder.emit(op.tanh(last)))
+
+
+@pytest.mark.parametrize(("n_scales", "n_kernels"), [(3, 2), (2, 1)])
+def test_a_concatenation_of_which_parts_are_taken_is_written_first(cpu, n_scales, n_kernels):
+    shapes = [(1, 3 + n, 4, 8) for n in range(n_scales)]
+    inputs = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs, attrs={"num_input": len(inputs)}):
+        with builder.dataflow():
+            out = builder.emit_output(builder.emit(corners(builder, *inputs)))
+        builder.emit_func_output(out)
+    arrays = [np.random.default_rng(n).normal(size=shape).astype(np.float32) for n, shape in enumerate(shapes)]
+    rows = np.concatenate([array.reshape(-1, 4) for array in arrays])
+
+    module = fusion.fuse(builder.get(), cpu.tvm())
+
+    kernels = [each for each in extract_subgraphs(module) if each.tunable]
+    assert len(kernels) == n_kernels
+    assert all(fitting(load_module(each.workload), cpu.tvm()) for each in kernels)
+    machine = relax.VirtualMachine(tvm.compile(module, cpu.tvm()), tvm.cpu())
+    found = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    np.testing.assert_allclose(found, np.exp(rows[:, :1]) * np.tanh(rows[:, 3:]), rtol=1e-5, atol=1e-6)
