@@ -89,6 +89,11 @@ def gather(rows: int = 50, width: int = 8, n: int = 6) -> tvm.IRModule:
     return as_workload(te.create_prim_func([table, ids, found]))
 
 
+def running_sum(cpu: CpuTarget) -> tvm.IRModule:
+    """What no space of this project has programs of."""
+    return subgraph(cpu, lambda _, x: relax.op.cumsum(x, 1), (7, 48))
+
+
 def power(n: int = 64) -> tvm.IRModule:
     """x ** y in double precision, for which compilers call the C library."""
     x, y = (te.placeholder((n,), "float64", name=name) for name in "xy")

@@ -21,7 +21,7 @@ from lib.search.candidates import table
 from lib.search.evolution import Proposal
 from lib.search.recorded import Recorded
 from lib.tuning.planning import PlanConfig
-from tests.helpers import gather, matmul
+from tests.helpers import matmul, running_sum
 
 PROGRAMS = 40
 SLOW = range(10, 20)  # programs of the first pass, measured while the machine was half as fast
@@ -207,12 +207,14 @@ def test_a_pool_of_runs_has_the_operators_that_were_asked_for_and_counts_as_quie
     assert pool.models == {"m": {"c", "d"}}
 
 
-def test_programs_of_metaschedules_space_are_left_out_where_a_subgraph_has_a_space_of_its_own_by_now(folder, tmp_path):
+def test_programs_of_metaschedules_space_are_left_out_where_a_subgraph_has_a_space_of_its_own_by_now(
+    cpu, folder, tmp_path
+):
     from train_base import _of_spaces_of_now
 
     shutil.copytree(folder, tmp_path / "pool")
     rows = tables.read(folder / "subgraphs.parquet", SUBGRAPHS).to_pylist()
-    own, stock = tvm.ir.save_json(matmul()), tvm.ir.save_json(gather(width=3))
+    own, stock = tvm.ir.save_json(matmul()), tvm.ir.save_json(running_sum(cpu))
     texts = {"a": own, "b": own, "c": stock, "d": stock}
     described = pa.Table.from_pylist([{**row, "workload": texts[row["subgraph_id"]]} for row in rows], schema=SUBGRAPHS)
     tables.write(described, tmp_path / "pool" / "subgraphs.parquet", SUBGRAPHS, Provenance())

@@ -5,7 +5,7 @@ from lib.machine import targets
 from lib.search.spaces import contraction
 from lib.search.spaces.space import Space
 from lib.search.spaces.table import SPACES, fitting
-from tests.helpers import gather, matmul, subgraph
+from tests.helpers import matmul, running_sum, subgraph
 from tests.lib.search.spaces.test_contraction import convolution
 from tests.lib.search.spaces.test_rows import softmax
 from tests.lib.search.spaces.test_window import depthwise
@@ -42,7 +42,7 @@ def test_the_first_space_that_fits_is_taken_and_the_others_are_not_asked(cpu):
 
     assert fitting(matmul(), cpu.tvm(), spaces).name == "b"
     assert asked == ["a", "b"]
-    assert fitting(gather(width=3), cpu.tvm(), SPACES) is None
+    assert fitting(running_sum(cpu), cpu.tvm(), SPACES) is None
 
 
 def test_without_remainders_tiles_divide_the_output(cpu):
