@@ -4,6 +4,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 
+from lib.graph import unread
 from lib.graph.rewrite import CHANNELS_LAST, is_call, rewrite
 from lib.graph.rules import (
     arithmetic,
@@ -46,8 +47,11 @@ RULES = [
 
 
 def simplify(module: tvm.IRModule) -> tvm.IRModule:
-    """A module that computes the same with fewer operators; weights must be constants of `main`."""
-    return rewrite(module, RULES)
+    """A module that computes the same with fewer operators, of tensors without what nobody reads; weights must be
+    constants of `main`."""
+    simpler = rewrite(module, RULES)
+    narrower = unread.left_out(simpler)
+    return simpler if narrower is simpler else rewrite(narrower, RULES)
 
 
 def in_integers(module: tvm.IRModule) -> tvm.IRModule:

@@ -19,20 +19,21 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from lib.machine.dots import INT8
-from lib.machine.registers import Registers, registers
+from lib.machine.registers import Registers, narrowed, registers
 from lib.search.spaces import primitives, tiling
 from lib.search.spaces.roles import Roles, window_roles
 from lib.search.spaces.space import feasible
-from lib.tir import analysis, dot
+from lib.tir import analysis, dot, remainder
 
 _MAX_PIXELS, _MAX_VECTORS = 14, 4  # in a register tile
+_FEWEST_LANES = 8  # of vectors that fill the channels; else the last vector is a shorter one
 _MAX_UNROLLED = 27  # positions of a window
 _BEFORE, _IN_TASK, _INLINE = "before", "in task", "inline"  # places to compute the padding
 
 
 def fits(workload: tvm.IRModule, target: Target, words: bool = False) -> bool:
-    """Whether the space has programs of a workload: one such window, with element-wise blocks around it, and channels
-    that fill vectors.
+    """Whether the space has programs of a workload: one such window, with element-wise blocks around it, and several
+    channels; of words, channels that fill vectors.
 
     Args:
         words: Windows over words alone, or over all else.
@@ -42,7 +43,15 @@ def fits(workload: tvm.IRModule, target: Target, words: bool = False) -> bool:
     if reduction is None or roles is None or analysis.of_words(reduction) != words:
         return False
     channels = int(reduction.iter_vars[roles.columns].dom.extent)
-    return tiling.lanes_for(channels, registers(target)) > 0
+    return _lanes(channels, registers(target), words) > 1
+
+
+def _lanes(channels: int, machine: Registers, words: bool) -> int:
+    """Lanes of vectors of channels: as many as fill them, or where these are few, of all but the last vector."""
+    lanes = narrowed(machine.lanes, channels)
+    if words or lanes >= min(_FEWEST_LANES, machine.lanes):
+        return lanes
+    return min(machine.lanes, 1 << channels.bit_length() - 1)
 
 
 def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Schedule]:
@@ -53,6 +62,11 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     paddings = (_BEFORE, _IN_TASK, _INLINE) if _producers(schedule, block)[1] else (_BEFORE,)
     transforms = [partial(_sketch, block=block, roles=roles, machine=machine, padding=padding) for padding in paddings]
     return feasible(schedule, transforms)
+
+
+def _is_tiled(channels: int, length: int, lanes: int) -> bool:
+    """Whether tiles of a length divide channels, or leave less than one vector (`lib.tir.remainder`)."""
+    return channels % length == 0 if channels % lanes == 0 else channels >= length and channels % length < lanes
 
 
 def _producers(schedule: Schedule, block: SBlockRV) -> tuple[SBlockRV | None, Sequence[SBlockRV]]:
@@ -72,9 +86,9 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
         producers = []
     loops = schedule.get_loops(block)
     channels = primitives.extent_of(schedule, loops[roles.columns])
-    lanes = tiling.lanes_for(channels, machine)
+    lanes = _lanes(channels, machine, bool(words))
     results = primitives.epilogue(schedule, block, lanes)
-    vectors = [n for n in tiling.divisors(channels // lanes) if n <= _MAX_VECTORS]
+    vectors = [n for n in range(1, _MAX_VECTORS + 1) if _is_tiled(channels, n * lanes, lanes)]
     column, vector, lane = schedule.split(
         loops[roles.columns], [None, primitives.sampled_choice(schedule, vectors), lanes]
     )
@@ -104,6 +118,8 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
         schedule.unroll(loop)
     schedule.reverse_compute_at(results, columns_1, preserve_unit_loops=True)
     primitives.vectorize_last(schedule, results, lanes)
+    if channels % lanes:
+        schedule.annotate(columns_1, remainder.MARK, 1)
     if words:
         schedule.compute_at(words, lines_1, preserve_unit_loops=True)
         primitives.vectorize_last(schedule, words, lanes)

@@ -8,8 +8,9 @@ from tvm.s_tir import Schedule
 
 from lib.graph import fusion, precision
 from lib.graph.fusion import SCHEDULE_RULE, schedule_rules
+from lib.machine.registers import registers
 from lib.search.spaces import window
-from lib.tir import lowering
+from lib.tir import lowering, remainder
 from lib.tir.operators import core_operator, operators
 from lib.tir.workload import as_workload
 from tests.helpers import matmul, run_on
@@ -21,10 +22,10 @@ from tests.lib.tir.test_dot import needs_vnni
 SIZE, CHANNELS = 14, 32
 
 
-def depthwise(stride):
-    image = te.placeholder((1, SIZE, SIZE, CHANNELS), name="image")
-    weight = te.placeholder((3, 3, 1, CHANNELS), name="weight")
-    out = topi.nn.relu(topi.nn.group_conv2d_nhwc(image, weight, stride, 1, 1, CHANNELS))
+def depthwise(stride, channels=CHANNELS):
+    image = te.placeholder((1, SIZE, SIZE, channels), name="image")
+    weight = te.placeholder((3, 3, 1, channels), name="weight")
+    out = topi.nn.relu(topi.nn.group_conv2d_nhwc(image, weight, stride, 1, 1, channels))
     return as_workload(te.create_prim_func([image, weight, out]))
 
 
@@ -58,20 +59,29 @@ def windows(image, fill, stride):
     return np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))[:, ::stride, ::stride]
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_every_program_of_a_depthwise_convolution_computes_it(cpu, stride):
+@pytest.mark.parametrize(("stride", "channels"), [(1, CHANNELS), (2, CHANNELS), (1, 57), (2, 38), (1, 100), (1, 9)])
+def test_every_program_of_a_depthwise_convolution_computes_it(cpu, stride, channels):
     rng = np.random.default_rng(0)
-    image, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, SIZE, SIZE, CHANNELS), (3, 3, 1, CHANNELS)))
+    image, weight = (rng.normal(size=s).astype(np.float32) for s in ((1, SIZE, SIZE, channels), (3, 3, 1, channels)))
     expected = np.maximum(np.einsum("nyxcij,ijmc->nyxc", windows(image, 0, stride), weight), 0)
 
-    schedules = sampled(depthwise(stride), cpu)
+    schedules = sampled(depthwise(stride, channels), cpu)
 
     assert len(schedules) > 6
-    assert window.fits(depthwise(stride), cpu.tvm())
+    assert window.fits(depthwise(stride, channels), cpu.tvm())
     for schedule in schedules:
         assert "T.parallel(" in schedule.mod.script()
         found = run_on(schedule.mod, cpu.tvm(), [image, weight], np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_channels_that_fill_no_vectors_are_computed_in_long_ones_and_a_shorter_last_one(cpu):
+    lanes = registers(cpu.tvm()).lanes
+
+    for schedule in sampled(depthwise(1, 57), cpu):
+        tiles = remainder.peel(schedule.mod["main"]).script().partition("nhwc_init")[2]
+        assert "T.where" not in tiles
+        assert {f"T.vectorized({n})" for n in (lanes, 57 % lanes)} <= set(re.findall(r"T\.vectorized\(\d+\)", tiles))
 
 
 @pytest.mark.parametrize("dilation", [1, 8])
@@ -191,6 +201,6 @@ def across_channels():
     return as_workload(te.create_prim_func([image, sums]))
 
 
-@pytest.mark.parametrize("workload", [pooling("max", 3), matmul(), across_channels()])
-def test_channels_that_fill_no_vector_and_sums_over_channels_are_left_alone(cpu, workload):
+@pytest.mark.parametrize("workload", [pooling("max", 1), matmul(), across_channels()])
+def test_a_single_channel_and_sums_over_channels_are_left_alone(cpu, workload):
     assert not window.fits(workload, cpu.tvm())
