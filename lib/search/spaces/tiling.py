@@ -54,6 +54,15 @@ def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False,
     return _grouped(whole if any(v > 1 for _, v, _ in whole) else [*whole, *more])
 
 
+def narrow_tiles(rows: int, columns: int, machine: Registers) -> list[Tile]:
+    """Those of one vector that is as long as a few columns which fill none, and need not divide the rows: LLVM computes
+    its lanes in a whole register, and moves them in parts. Empty for other columns."""
+    if columns == 1 or columns >= machine.lanes or lanes_for(columns, machine):
+        return []
+    choices = [(columns, 1, r) for r in range(1, min(rows, machine.count) + 1)]
+    return _grouped(_worthwhile(choices, rows, columns, machine))
+
+
 def best_efficiency(rows: int, columns: int, machine: Registers) -> float:
     """Estimated share of the peak FLOP/s that the best tile has, with remainders or without."""
     lanes = lanes_for(columns, machine)

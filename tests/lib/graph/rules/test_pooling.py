@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from tvm.relax import op
 
@@ -35,4 +36,46 @@ def test_a_window_that_covers_its_input_becomes_a_reduction(build, after, shape)
     ],
 )
 def test_other_windows_stay(build):
+    assert stays(pooling.RULES, build, IMAGE)
+
+
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def padded(x, value=0.0, widths=(0, 0, 0, 0, 0, 1, 1, 2)):
+    return op.nn.pad(x, list(widths), "constant", value)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: op.nn.max_pool2d(padded(x, -np.inf), (3, 3), (2, 2)),
+        lambda x: op.nn.max_pool2d(padded(x, LOWEST), (3, 3), (2, 2), (1, 0, 1, 0)),
+        lambda x: op.nn.avg_pool2d(padded(x), (3, 3), (2, 2)),
+        lambda x: op.nn.avg_pool2d(padded(x), (3, 3), (1, 1), (1, 1, 1, 1), count_include_pad=True),
+    ],
+)
+def test_a_pooling_adds_by_itself_what_was_added_for_it(build):
+    _, after = becomes(pooling.RULES, build, IMAGE)
+
+    assert after in (["nn.max_pool2d"], ["nn.avg_pool2d"])
+
+
+def test_so_do_those_of_signals():
+    build = lambda x: op.nn.max_pool1d(padded(x, -np.inf, (0, 0, 0, 0, 0, 2)), (3,), (2,))  # noqa: E731
+
+    assert becomes(pooling.RULES, build, (1, 3, 8))[1] == ["nn.max_pool1d"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: op.nn.max_pool2d(padded(x), (3, 3), (2, 2)),  # zeros may be the largest
+        lambda x: op.nn.avg_pool2d(padded(x), (3, 3), (1, 1), (1, 1, 1, 1)),  # some zeros count, others do not
+        lambda x: op.nn.avg_pool2d(padded(x), (3, 3), (2, 2), ceil_mode=True),
+        lambda x: op.nn.max_pool2d(padded(x, -np.inf, (0, 0, 0, 1, 0, 0, 0, 0)), (3, 3), (2, 2)),  # one more channel
+        lambda x: op.nn.max_pool2d(op.nn.pad(x, [0, 0, 0, 0, 1, 1, 1, 1], "reflect"), (3, 3), (2, 2)),
+    ],
+)
+def test_what_means_something_else_is_added_before(build):
     assert stays(pooling.RULES, build, IMAGE)

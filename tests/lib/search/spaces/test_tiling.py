@@ -65,9 +65,18 @@ def test_a_thousand_channels_are_whole_vectors_and_half_a_one():
     assert {(row, tile.vectors) for tile in found for row in tile.rows} >= {(13, 1), (13, 2)}
 
 
-@pytest.mark.parametrize("remainders", [False, True])
-def test_columns_that_fill_no_vector_have_no_tiles(remainders):
-    assert tiling.tiles(14, 3, AVX512, remainders) == []
+@pytest.mark.parametrize("columns", [3, 7, 14])
+def test_columns_that_are_fewer_than_lanes_and_fill_no_shorter_vector_are_one_vector(columns):
+    [tile] = tiling.narrow_tiles(37, columns, AVX512)
+
+    assert (tile.lanes, tile.vectors) == (columns, 1)
+    assert max(tile.rows) == AVX512.count - 2
+    assert tiling.tiles(37, columns, AVX512, remainders=True) == []
+
+
+@pytest.mark.parametrize("columns", [1, 4, 8, 16, 17])
+def test_other_columns_are_no_such_vector(columns):
+    assert tiling.narrow_tiles(37, columns, AVX512) == []
 
 
 def test_columns_that_fill_half_a_vector_take_shorter_ones():
