@@ -9,6 +9,7 @@ from lib.graph.rewrite import CHANNELS_LAST, is_call, rewrite
 from lib.graph.rules import (
     arithmetic,
     attention,
+    branches,
     constants,
     convolution,
     formulas,
@@ -39,6 +40,7 @@ RULES = [
     *modulation.RULES,
     *convolution.RULES,
     *sums.RULES,
+    *branches.RULES,
     *volumes.RULES,
     *pooling.RULES,
     *joins.RULES,

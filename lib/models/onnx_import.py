@@ -4,6 +4,7 @@ import ast
 import contextlib
 import io
 import operator
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -324,6 +325,9 @@ def _unchecked() -> Iterator[None]:
         onnx.checker.check_model = own
 
 
+_OPERATOR = re.compile(r"^In ir\.Op\(.*?support_level=\d+\), ")  # with all that TVM knows of it
+
+
 def _convert(proto: onnx.ModelProto, path: Path) -> tvm.IRModule:
     told = io.StringIO()  # the importer prints what it raises next
     try:
@@ -340,4 +344,6 @@ def _convert(proto: onnx.ModelProto, path: Path) -> tvm.IRModule:
             reason = [f"it lacks {reason[-1]}"]
         operator = told.getvalue().partition("Error converting operator ")[2].partition(",")[0]
         where = f" (operator {operator})" if operator else ""
-        raise ModelError(f"{path} cannot be imported{where}: {reason[-1]}") from error
+        told_of_shapes = "broadcastable" in reason[-1] or "shape" in reason[-1]
+        hint = " Inputs whose shapes do not fit each other end so: see --shape." if told_of_shapes else ""
+        raise ModelError(f"{path} cannot be imported{where}: {_OPERATOR.sub('', reason[-1])}{hint}") from error

@@ -5,6 +5,9 @@ keeps accumulators out of registers and loops from being vectorised. Here the pr
 full tiles are computed without it, and those at a border by the same loops with smaller extents. Spaces mark the loops
 around their tiles; that this is done when programs are lowered keeps traces short, and the weights in one layout.
 TVM's `LoopPartition` does the same for loops that are not fused.
+
+Where a shorter vector would remain, and what is computed twice comes out the same, a tile at a border may begin earlier
+instead, so that all of it is inside: of 57 channels in vectors of 16, the last begins at the 41st.
 """
 
 import functools
@@ -12,14 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.s_tir import SBlockRealize
+from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 
 from lib.tir import analysis
 
 MARK = "peel_remainder"  # annotation of a loop whose body is a tile
+SHORTER, EARLIER = 1, 2  # its values: what tiles at a border are
 
 
 def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -28,12 +33,13 @@ def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
     loops = analysis.walk(function.body, tirx.For)
     if not any(MARK in loop.annotations for loop in loops):
         return function
-    zeros = _zeros([loop for loop in loops if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1])
+    known = _known(loops)
 
     def peeled(loop: tirx.For) -> tirx.For:
         if MARK not in loop.annotations:
             return loop
-        body = _versions(loop.body, _borders(loop.body, zeros), zeros)
+        is_earlier = int(loop.annotations[MARK]) == EARLIER
+        body = _versions(loop.body, _borders(loop.body, known), known, is_earlier)
         return analysis.with_body(loop, body)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, peeled)))
@@ -42,6 +48,26 @@ def peel(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _zeros(loops: Sequence[tirx.For]) -> dict[Any, Any]:
     """Zero for the variable of each loop."""
     return {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0) for loop in loops}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of a function's loops: `nn % 4` is `nn` where there are four iterations."""
+
+    zeros: Mapping[Any, Any]  # for variables of loops with one iteration
+    analyzer: Analyzer
+
+    def simplified(self, index: Any, inner: Sequence[tirx.For] = ()) -> Any:
+        """An index, where loops within a tile begin."""
+        return self.analyzer.simplify(analysis.replaced(index, {**self.zeros, **_zeros(inner)}))
+
+
+def _known(loops: Sequence[tirx.For]) -> _Known:
+    analyzer = Analyzer()
+    static = [loop for loop in loops if isinstance(loop.extent, tirx.IntImm)]
+    for loop in static:
+        analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+    return _Known(_zeros([loop for loop in static if int(loop.extent) == 1]), analyzer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +88,11 @@ class Border:
         return bool(other and other.extent == self.extent and tvm_ffi.structural_equal(other.begin, self.begin))
 
 
-def _borders(body: tirx.Stmt, zeros: Mapping[Any, Any]) -> list[Border]:
+def _borders(body: tirx.Stmt, known: _Known) -> list[Border]:
     """The borders that predicates in a tile check, each once."""
     found: list[Border] = []
     for condition, inner in _conditions(body):
-        border = _border(condition, inner, zeros)
+        border = _border(condition, inner, known)
         if border and not any(border.is_same(other) for other in found):
             found.append(border)
     return found
@@ -87,7 +113,7 @@ def _parts(predicate: Any) -> list[Any]:
     return [*_parts(predicate.a), *_parts(predicate.b)] if isinstance(predicate, tirx.And) else [predicate]
 
 
-def _border(condition: tirx.LT, inner: Sequence[tirx.For], zeros: Mapping[Any, Any]) -> Border | None:
+def _border(condition: tirx.LT, inner: Sequence[tirx.For], known: _Known) -> Border | None:
     """The border that a predicate checks, where some variables are known to be zero.
 
     None if the elements of a tile are not contiguous along the axis, or tiles do not begin at multiples of their
@@ -100,8 +126,8 @@ def _border(condition: tirx.LT, inner: Sequence[tirx.For], zeros: Mapping[Any, A
         if stride != length or len(analysis.walk(loop.body, SBlockRealize)) > 1:
             return None
         length *= int(loop.extent)
-    begin = Analyzer().simplify(analysis.replaced(condition.a, {**zeros, **_zeros(inner)}))
-    aligned = Analyzer().can_prove_equal(tirx.floormod(begin, length), 0)
+    begin = known.simplified(condition.a, inner)
+    aligned = known.analyzer.can_prove_equal(tirx.floormod(begin, length), 0)
     return Border(begin, extent, length) if aligned and extent > length else None
 
 
@@ -112,25 +138,24 @@ def _strides(index: Any, loops: Sequence[tirx.For]) -> list[tuple[tirx.For, int]
     return [(loop, stride) for loop, stride in strides if stride]
 
 
-def _versions(body: tirx.Stmt, borders: Sequence[Border], zeros: Mapping[Any, Any]) -> tirx.Stmt:
+def _versions(body: tirx.Stmt, borders: Sequence[Border], known: _Known, is_earlier: bool = False) -> tirx.Stmt:
     """A tile in a version for each combination of borders that it may lie at."""
     if not borders:
         return body
     border, *others = borders
-    full, partial = (
-        _versions(_inside(body, border, length, zeros), others, zeros) for length in (border.length, border.remainder)
-    )
+    full = _inside(body, border, border.length, known)
+    at_border = _earlier(body, border, known) if is_earlier else _inside(body, border, border.remainder, known)
+    full, partial = (_versions(version, others, known, is_earlier) for version in (full, at_border))
     at_border = tirx.IfThenElse(border.begin < border.extent, partial, None)  # else the tile is outside
     return tirx.IfThenElse(border.begin < border.extent - border.remainder, full, at_border)
 
 
-def _inside(body: tirx.Stmt, border: Border, length: int, zeros: Mapping[Any, Any]) -> tirx.Stmt:
+def _inside(body: tirx.Stmt, border: Border, length: int, known: _Known) -> tirx.Stmt:
     """A tile of which `length` elements are inside, without the predicates that check this."""
     extents: dict[Any, int] = {}
     proven: list[tirx.LT] = []
-    for condition, inner in _conditions(body):
-        checks_border = border.is_same(_border(condition, inner, zeros))
-        shorter = _shortened(_strides(condition.a, inner), length) if checks_border else None
+    for condition, inner in _checks(body, border, known):
+        shorter = _shortened(_strides(condition.a, inner), length)
         if shorter is not None:
             extents.update(shorter)
             proven.append(condition)
@@ -140,12 +165,68 @@ def _inside(body: tirx.Stmt, border: Border, length: int, zeros: Mapping[Any, An
         return loop if extent is None or extent == int(loop.extent) else _shorter(loop, extent)
 
     def without_condition(realization: SBlockRealize) -> SBlockRealize:
-        parts = _parts(realization.predicate)
-        left = [part for part in parts if not any(part.same_as(condition) for condition in proven)]
-        predicate = functools.reduce(tirx.And, left) if left else True
-        return SBlockRealize(realization.iter_values, predicate, realization.block)
+        return _without(realization, proven)
 
     return tvm_ffi.structural_map(body, [(tirx.For, with_extent), (SBlockRealize, without_condition)])
+
+
+def _checks(body: tirx.Stmt, border: Border, known: _Known) -> list[tuple[tirx.LT, Sequence[tirx.For]]]:
+    """The predicates in a tile that check a border."""
+    return [found for found in _conditions(body) if border.is_same(_border(*found, known))]
+
+
+def _without(realization: SBlockRealize, proven: Sequence[tirx.LT], block: SBlock | None = None) -> SBlockRealize:
+    """A block, or another in its place, without some of its predicates."""
+    parts = _parts(realization.predicate)
+    left = [part for part in parts if not any(part.same_as(condition) for condition in proven)]
+    predicate = functools.reduce(tirx.And, left) if left else True
+    return SBlockRealize(realization.iter_values, predicate, block or realization.block)
+
+
+def _earlier(body: tirx.Stmt, border: Border, known: _Known) -> tirx.Stmt:
+    """A tile at a border that begins as much earlier as it lacks: of tensors in memory. Accumulators, which are in
+    registers, keep their places, which do not depend on where a tile begins."""
+    conditions = [condition for condition, _ in _checks(body, border, known)]
+    earlier, lost = border.length - border.remainder, []
+
+    def moved(realization: SBlockRealize) -> SBlockRealize:
+        proven = [each for each in conditions if any(each.same_as(part) for part in _parts(realization.predicate))]
+        if not proven:
+            return realization
+        block, index = realization.block, known.simplified(proven[0].a)
+        axes = zip(block.iter_vars, realization.iter_values, strict=True)
+        found = [axis.var for axis, value in axes if known.analyzer.can_prove_equal(known.simplified(value), index)]
+        if len(found) != 1:
+            lost.append(realization)
+            return realization
+        body = _in_memory(block.body, {found[0]: found[0] - earlier})
+        return _without(realization, proven, _with_body(block, body))
+
+    made = tvm_ffi.structural_map(body, (SBlockRealize, moved))
+    return _inside(body, border, border.remainder, known) if lost else made
+
+
+def _in_memory(body: tirx.Stmt, values: Mapping[Any, Any]) -> tirx.Stmt:
+    """A block's body with other places in all tensors but those that are in registers."""
+
+    def loaded(load: tvm.ir.TensorLoad) -> Any:
+        if load.source.scope() == "local":
+            return load
+        return tirx.BufferLoad(load.source, [analysis.replaced(index, values) for index in load.indices])
+
+    def stored(store: tirx.BufferStore) -> Any:
+        if store.buffer.scope() == "local":
+            return store
+        return tirx.BufferStore(store.buffer, store.value, [analysis.replaced(at, values) for at in store.indices])
+
+    return tvm_ffi.structural_map(body, [(tvm.ir.TensorLoad, loaded), (tirx.BufferStore, stored)])
+
+
+def _with_body(block: SBlock, body: tirx.Stmt) -> SBlock:
+    return SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, block.alloc_buffers,
+        block.match_buffers, block.annotations,
+    )  # fmt: skip
 
 
 def _shortened(strides: Sequence[tuple[tirx.For, int]], length: int) -> dict[Any, int] | None:

@@ -64,7 +64,7 @@ def _adds_such(pool: relax.Call, pad: relax.Call) -> bool:
     """Whether a padding adds what a pooling's own padding stands for: nothing that is larger, or zeros that count."""
     value, attrs = float(pad.attrs.pad_value), pool.attrs
     if pool.op.name in _LARGEST:
-        return "float" in dtype(pool) and value <= np.finfo(dtype(pool)).min
+        return "float" in dtype(pool) and value <= float(np.finfo(dtype(pool)).min)
     has_own = any(int(width) for width in attrs.padding)
     return value == 0 and not attrs.ceil_mode and (bool(attrs.count_include_pad) or not has_own)
 

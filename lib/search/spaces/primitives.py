@@ -8,7 +8,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV, ScheduleError
 
 from lib.machine.registers import narrowed
 from lib.search.spaces.roles import period
-from lib.tir import analysis, outside
+from lib.tir import analysis, outside, remainder
 
 _LONGEST = 64  # of the inner loop of a sampled split
 _SIGNAL = 3  # axes: (N, W, C)
@@ -55,7 +55,11 @@ def pad(schedule: Schedule, block: SBlockRV, task: LoopRV | None) -> None:
         loops = schedule.get_loops(block)
         schedule.parallel(schedule.fuse(*loops[: -1 if len(loops) == _SIGNAL else -2]))
     extent = extent_of(schedule, schedule.get_loops(block)[-1])
-    vectorize_last(schedule, block, next(n for n in (16, 8, 4, extent) if extent % n == 0))
+    lanes = next((n for n in (16, 8, 4) if extent % n == 0), min(extent, 16))
+    vectors, lane = schedule.split(schedule.get_loops(block)[-1], [None, lanes])
+    schedule.vectorize(lane)
+    if extent % lanes:
+        schedule.annotate(vectors, remainder.MARK, remainder.SHORTER if task is not None else remainder.EARLIER)
 
 
 def skip_padding(schedule: Schedule, block: SBlockRV, pads: Sequence[SBlockRV], window: Sequence[LoopRV]) -> None:

@@ -22,7 +22,7 @@ from lib.search.spaces import (
 from lib.search.spaces.space import Space, never
 
 # Raise it with every change to which programs the spaces have: what was exhausted before is then searched again.
-REVISION = 22
+REVISION = 23
 
 SPACES = (
     # Which blocks are inlined is part of the sketches of those that set `inlines`.
@@ -32,7 +32,7 @@ SPACES = (
     Space("winograd_1d", winograd_1d.fits, winograd_1d.sketches),
     Space("strassen", strassen.fits, strassen.sketches),
     contraction.space(),
-    Space("window", window.fits, window.sketches),
+    Space("window", window.fits, window.sketches, packs_weights=window.packs_weights),
     Space("words", partial(window.fits, words=True), window.sketches, inlines=False),
     Space("rows", rows.fits, rows.sketches, inlines=False),
     Space("columns", columns.fits, columns.sketches),

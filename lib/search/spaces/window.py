@@ -38,12 +38,24 @@ def fits(workload: tvm.IRModule, target: Target, words: bool = False) -> bool:
     Args:
         words: Windows over words alone, or over all else.
     """
+    channels = _channels(workload, words)
+    return channels > 0 and _lanes(channels, registers(target), words) > 1
+
+
+def packs_weights(workload: tvm.IRModule, target: Target) -> bool:
+    """Whether RewriteLayout can bring weights into the order of all programs: it knows no vectors that overlap, as the
+    last ones of channels that fill none do."""
+    channels = _channels(workload, words=False)
+    return channels % _lanes(channels, registers(target), words=False) == 0
+
+
+def _channels(workload: tvm.IRModule, words: bool) -> int:
+    """Of what windows slide over; 0 if a workload is something else."""
     reduction = analysis.only_reduction(workload["main"])
     roles = window_roles(reduction) if reduction else None
     if reduction is None or roles is None or analysis.of_words(reduction) != words:
-        return False
-    channels = int(reduction.iter_vars[roles.columns].dom.extent)
-    return _lanes(channels, registers(target), words) > 1
+        return 0
+    return int(reduction.iter_vars[roles.columns].dom.extent)
 
 
 def _lanes(channels: int, machine: Registers, words: bool) -> int:
@@ -65,8 +77,9 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
 
 
 def _is_tiled(channels: int, length: int, lanes: int) -> bool:
-    """Whether tiles of a length divide channels, or leave less than one vector (`lib.tir.remainder`)."""
-    return channels % length == 0 if channels % lanes == 0 else channels >= length and channels % length < lanes
+    """Whether tiles of a length divide channels, or the vectors that hold these: the last tile begins earlier then."""
+    in_vectors = -(-channels // lanes) * lanes
+    return length <= channels and in_vectors % length == 0
 
 
 def _producers(schedule: Schedule, block: SBlockRV) -> tuple[SBlockRV | None, Sequence[SBlockRV]]:
@@ -119,7 +132,9 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
     schedule.reverse_compute_at(results, columns_1, preserve_unit_loops=True)
     primitives.vectorize_last(schedule, results, lanes)
     if channels % lanes:
-        schedule.annotate(columns_1, remainder.MARK, 1)
+        # A task that pads has no channels but its own.
+        mark = remainder.SHORTER if padding == _IN_TASK else remainder.EARLIER
+        schedule.annotate(columns_1, remainder.MARK, mark)
     if words:
         schedule.compute_at(words, lines_1, preserve_unit_loops=True)
         primitives.vectorize_last(schedule, words, lanes)

@@ -142,6 +142,17 @@ def test_a_missing_file_is_named(tmp_path):
         onnx_import.load(tmp_path / "nowhere.onnx")
 
 
+def test_shapes_of_inputs_that_do_not_fit_each_other_are_told(tmp_path):
+    node = helper.make_node("Add", ["x", "mask"], ["y"])
+    inputs = {name: (TensorProto.FLOAT, [1, f"of {name}"]) for name in ("x", "mask")}
+    path = save(tmp_path / "m.onnx", [node], inputs)
+
+    with pytest.raises(
+        ModelError, match=r"operator Add.*: the first input shape .*T.int64\(7\).*T.int64\(8\).*--shape\.$"
+    ):
+        onnx_import.load(path, {"x": (1, 7), "mask": (1, 8)})
+
+
 def test_an_unsupported_operator_is_named(tmp_path):
     node = helper.make_node("NoSuchOperator", ["x"], ["y"])
     path = save(tmp_path / "m.onnx", [node], {"x": (TensorProto.FLOAT, [1, 4])})

@@ -13,7 +13,7 @@ from lib.tir.workload import as_workload
 from tests.helpers import matmul, packed, run_on
 
 
-def tiled(rows, columns, tile):
+def tiled(rows, columns, tile, mark=remainder.SHORTER):
     """A product whose output is cut into tiles, which are marked; the loops around them are fused."""
     schedule = Schedule(matmul(rows, columns, 8))
     block = schedule.get_sblock("product")
@@ -21,7 +21,7 @@ def tiled(rows, columns, tile):
     (i, row), (j, vector, lane) = schedule.split(i, [None, tile[0]]), schedule.split(j, [None, *tile[1:]])
     schedule.reorder(i, j, k, row, vector, lane)
     j_0, j_1 = schedule.split(j, [None, 1])  # a loop of one iteration, as those of a space may be
-    schedule.annotate(j_1, remainder.MARK, 1)
+    schedule.annotate(j_1, remainder.MARK, mark)
     schedule.parallel(schedule.fuse(i, j_0))
     schedule.vectorize(lane)
     schedule.decompose_reduction(block, k)
@@ -53,6 +53,19 @@ def test_full_tiles_and_tiles_at_each_border_get_loops_without_predicates(cpu, e
     peeled = remainder.peel(module["main"])
 
     assert innermost(peeled) == expected
+    assert all(isinstance(predicate, tirx.IntImm) for predicate in predicates(peeled))
+    assert computes_product(module, extents, cpu)
+
+
+@pytest.mark.parametrize(
+    ("extents", "tile"),
+    [((28, 57), (14, 1, 16)), ((28, 57), (14, 2, 16)), ((29, 32), (14, 2, 16)), ((29, 57), (8, 1, 16))],
+)
+def test_tiles_at_a_border_may_begin_earlier_instead(cpu, extents, tile):
+    module = tiled(*extents, tile, remainder.EARLIER)
+    peeled = remainder.peel(module["main"])
+
+    assert innermost(peeled) == {tile}
     assert all(isinstance(predicate, tirx.IntImm) for predicate in predicates(peeled))
     assert computes_product(module, extents, cpu)
 
