@@ -76,10 +76,15 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     return feasible(schedule, transforms)
 
 
-def _is_tiled(channels: int, length: int, lanes: int) -> bool:
-    """Whether tiles of a length divide channels, or the vectors that hold these: the last tile begins earlier then."""
-    in_vectors = -(-channels // lanes) * lanes
-    return length <= channels and in_vectors % length == 0
+def _vectors(channels: int, lanes: int, pads_in_task: bool) -> list[int]:
+    """How many vectors a tile may have: as many as divide those that hold the channels.
+
+    Where channels fill no vectors, the last tile begins earlier, or in a task that pads, which has no channels but its
+    own, is shorter (`lib.tir.remainder`).
+    """
+    in_vectors, whole = -(-channels // lanes), channels // lanes
+    found = [n for n in tiling.divisors(in_vectors) if n <= min(_MAX_VECTORS, whole)]
+    return [n for n in found if not pads_in_task or tiling.has_vectors(channels % (n * lanes), lanes)]
 
 
 def _producers(schedule: Schedule, block: SBlockRV) -> tuple[SBlockRV | None, Sequence[SBlockRV]]:
@@ -101,7 +106,7 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
     channels = primitives.extent_of(schedule, loops[roles.columns])
     lanes = _lanes(channels, machine, bool(words))
     results = primitives.epilogue(schedule, block, lanes)
-    vectors = [n for n in range(1, _MAX_VECTORS + 1) if _is_tiled(channels, n * lanes, lanes)]
+    vectors = _vectors(channels, lanes, padding == _IN_TASK)
     column, vector, lane = schedule.split(
         loops[roles.columns], [None, primitives.sampled_choice(schedule, vectors), lanes]
     )
@@ -132,7 +137,6 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
     schedule.reverse_compute_at(results, columns_1, preserve_unit_loops=True)
     primitives.vectorize_last(schedule, results, lanes)
     if channels % lanes:
-        # A task that pads has no channels but its own.
         mark = remainder.SHORTER if padding == _IN_TASK else remainder.EARLIER
         schedule.annotate(columns_1, remainder.MARK, mark)
     if words:
