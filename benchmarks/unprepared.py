@@ -73,6 +73,12 @@ _TIMM: dict[str, tuple[str, int]] = {
     "halonet": ("halonet26t", 256),
     "gmlp": ("gmlp_s16_224", 224),
     "samvit": ("samvit_base_patch16_224", 224),
+    "coat": ("coat_tiny", 224),
+    "csatv2": ("csatv2", 512),
+    "inception_next_atto": ("inception_next_atto", 224),
+    "nest": ("jx_nest_tiny", 224),
+    "swiftformer": ("swiftformer_xs", 224),
+    "vit_s8": ("vit_small_patch8_224", 224),
 }
 
 

@@ -21,6 +21,7 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph.rewrite import arguments, constant, mutated, static_shape, value_of
+from lib.graph.rules import movement
 from lib.graph.rules.constants import ELEMENTWISE
 
 Region = tuple[tuple[int, int], ...]  # along each axis, from the first element to behind the last
@@ -92,7 +93,7 @@ def _needs(value: relax.Expr, region: Region) -> Needs | None:
     """Of each tensor among `arguments`, the part that is needed to compute a part of a result; None where that cannot
     be told."""
     rule = _NEEDS.get(value.op.name) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
-    if rule is None or not region:
+    if rule is None or not region or any(isinstance(arg, relax.Var) and not static_shape(arg) for arg in value.args):
         return None
     return rule(value, region)
 
@@ -191,23 +192,12 @@ def _of_concatenation(call: relax.Call, region: Region) -> Needs | None:
 
 def _of_slice(call: relax.Call, region: Region) -> Needs | None:
     """The range itself, where it has no steps."""
-    needs = list(region)
-    axes, begins = (_numbers(items) for items in call.args[1:3])
-    strides = _numbers(call.args[4]) if len(call.args) > 4 else []
-    before, after = static_shape(call.args[0]), static_shape(call)
-    if before is None or after is None or axes is None or begins is None or strides is None or set(strides) - {1}:
+    taken = movement.ranges(call, static_shape(call.args[0]), static_shape(call))
+    if taken is None:
         return None
-    for axis, begin in zip(axes, begins, strict=True):
-        extent = before[axis]
-        start = min(max(begin + (extent if begin < 0 else 0), 0), extent)
-        first, last = region[axis]
-        needs[axis % len(before)] = (start + first, start + last)
-    return [tuple(needs), *map(_whole, arguments(call)[1:])]
-
-
-def _numbers(items: relax.Expr) -> list[int] | None:
-    fields = items.fields if isinstance(items, relax.Tuple) else []
-    return [int(each) for each in fields] if all(isinstance(each, tvm.tirx.IntImm) for each in fields) else None
+    starts = [taken.get(axis, (0, 0))[0] for axis in range(len(region))]
+    needs = tuple((start + first, start + last) for start, (first, last) in zip(starts, region, strict=True))
+    return [needs, *map(_whole, arguments(call)[1:])]
 
 
 _MORE_OF_ELEMENTS = (

@@ -319,8 +319,14 @@ def _strides(call: relax.Call) -> list[int]:
 
 def bounds(rewriter: Rewriter, call: relax.Call) -> dict[int, tuple[int, int]] | None:
     """What a slice of stride 1 takes along each axis that it names, from the front; None for other slices."""
-    before, after = rewriter.shape(call.args[0]), rewriter.shape(call)
-    axes, begins = (_numbers(rewriter, part) for part in call.args[1:3])
+    return ranges(call, rewriter.shape(call.args[0]), rewriter.shape(call))
+
+
+def ranges(
+    call: relax.Call, before: Sequence[int] | None, after: Sequence[int] | None
+) -> dict[int, tuple[int, int]] | None:
+    """The same of a slice from one shape to another; None also where one is unknown."""
+    axes, begins = (_numbers(part) for part in call.args[1:3])
     if before is None or after is None or axes is None or begins is None or any(step != 1 for step in _strides(call)):
         return None
     found = {}
@@ -331,9 +337,9 @@ def bounds(rewriter: Rewriter, call: relax.Call) -> dict[int, tuple[int, int]] |
     return found
 
 
-def _numbers(rewriter: Rewriter, items: relax.Expr) -> list[int] | None:
-    values = rewriter.values(items.fields) if isinstance(items, relax.Tuple) else None
-    return None if values is None else [int(value) for value in values]
+def _numbers(items: relax.Expr) -> list[int] | None:
+    fields = items.fields if isinstance(items, relax.Tuple) else [items]
+    return [int(each) for each in fields] if all(isinstance(each, tvm.tirx.IntImm) for each in fields) else None
 
 
 def channels_last(rewriter: Rewriter, image: relax.Expr, rank: int) -> relax.Expr | None:

@@ -1,6 +1,7 @@
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 from tvm.relax import op
@@ -134,6 +135,18 @@ def test_what_is_read_or_cannot_be_told_apart_stays_whole(build):
 
     before = module(build, X)
     assert made(left_out(before)) == made(before)
+
+
+def test_what_is_joined_of_a_tuple_from_elsewhere_stays_whole():
+    both = relax.Var("both", relax.TupleType([relax.TensorType(X, "float32")] * 2))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [both]):
+        with builder.dataflow():
+            output = builder.emit_output(part(builder.emit(op.concat(both, 1))))
+        builder.emit_func_output(output)
+    before = builder.get()
+
+    tvm.ir.assert_structural_equal(left_out(before), before)
 
 
 def encoder(path, head):
