@@ -7,7 +7,8 @@ around their tiles; that this is done when programs are lowered keeps traces sho
 TVM's `LoopPartition` does the same for loops that are not fused.
 
 Where a shorter vector would remain, and what is computed twice comes out the same, a tile at a border may begin earlier
-instead, so that all of it is inside: of 57 channels in vectors of 16, the last begins at the 41st.
+instead, so that all of it is inside: of 57 channels in vectors of 16, the last begins behind the 41st. That is
+for kernels that do not read what they write: where they write in place, other channels.
 """
 
 import functools
@@ -144,8 +145,8 @@ def _versions(body: tirx.Stmt, borders: Sequence[Border], known: _Known, is_earl
         return body
     border, *others = borders
     full = _inside(body, border, border.length, known)
-    at_border = _earlier(body, border, known) if is_earlier else _inside(body, border, border.remainder, known)
-    full, partial = (_versions(version, others, known, is_earlier) for version in (full, at_border))
+    partial = _earlier(body, border, known) if is_earlier else _inside(body, border, border.remainder, known)
+    full, partial = (_versions(version, others, known, is_earlier) for version in (full, partial))
     at_border = tirx.IfThenElse(border.begin < border.extent, partial, None)  # else the tile is outside
     return tirx.IfThenElse(border.begin < border.extent - border.remainder, full, at_border)
 

@@ -26,7 +26,7 @@ from lib.search.spaces.space import feasible
 from lib.tir import analysis, dot, remainder
 
 _MAX_PIXELS, _MAX_VECTORS = 14, 4  # in a register tile
-_FEWEST_LANES = 8  # of vectors that fill the channels; else the last vector is a shorter one
+_FEWEST_LANES = 8  # of vectors that fill the channels; else they are long, and the last begins earlier or is shorter
 _MAX_UNROLLED = 27  # positions of a window
 _BEFORE, _IN_TASK, _INLINE = "before", "in task", "inline"  # places to compute the padding
 
