@@ -64,8 +64,8 @@ def _ask(read: dict[relax.Var, Region], tensors: Sequence[relax.Expr], needs: Ne
             read[tensor] = _around(read[tensor], need) if tensor in read else need
 
 
-def _around(a: Region, b: Region) -> Region:
-    return tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(a, b, strict=True))
+def _around(one: Region, other: Region) -> Region:
+    return tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(one, other, strict=True))
 
 
 def _whole(tensor: relax.Expr) -> Region:
@@ -237,11 +237,12 @@ class _Narrower(PyExprMutator):
         if region is None and not any(self._read.get(arg) for arg in arguments(call) if isinstance(arg, relax.Var)):
             super().visit_var_binding_(binding)
             return
-        needs = _needs(call, region or _whole(binding.var))
+        computed = region or _whole(binding.var)
+        needs = _needs(call, computed)
         assert needs is not None, "only what told its needs was narrowed, or read a part"
         pairs = zip(arguments(call), needs, strict=True)
         tensors = [self._part(arg, need) for arg, need in pairs if not _is_nothing(need, arg)]
-        made = self.builder_.emit(_alike(call, tensors, _extents(region or _whole(binding.var))))
+        made = self.builder_.emit(_alike(call, tensors, _extents(computed)))
         self.set_var_remap(binding.var, made)
 
     def _part(self, tensor: relax.Expr, need: Region) -> relax.Expr:

@@ -55,6 +55,14 @@ def with_body(loop: tirx.For, body: tirx.Stmt) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
 
 
+def block_with_body(block: SBlock, body: tirx.Stmt, init: tirx.Stmt | None = None) -> SBlock:
+    """A block that does something else, and begins with something else where it reduces."""
+    return SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, body, init, block.alloc_buffers,
+        block.match_buffers, block.annotations,
+    )  # fmt: skip
+
+
 def replaced(expr: Any, values: Mapping[Any, Any]) -> Any:
     """An expression with variables replaced by values."""
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))

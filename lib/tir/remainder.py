@@ -201,7 +201,7 @@ def _earlier(body: tirx.Stmt, border: Border, known: _Known) -> tirx.Stmt:
             lost.append(realization)
             return realization
         body = _in_memory(block.body, {found[0]: found[0] - earlier})
-        return _without(realization, proven, _with_body(block, body))
+        return _without(realization, proven, analysis.block_with_body(block, body, block.init))
 
     made = tvm_ffi.structural_map(body, (SBlockRealize, moved))
     return _inside(body, border, border.remainder, known) if lost else made
@@ -221,13 +221,6 @@ def _in_memory(body: tirx.Stmt, values: Mapping[Any, Any]) -> tirx.Stmt:
         return tirx.BufferStore(store.buffer, store.value, [analysis.replaced(at, values) for at in store.indices])
 
     return tvm_ffi.structural_map(body, [(tvm.ir.TensorLoad, loaded), (tirx.BufferStore, stored)])
-
-
-def _with_body(block: SBlock, body: tirx.Stmt) -> SBlock:
-    return SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, block.alloc_buffers,
-        block.match_buffers, block.annotations,
-    )  # fmt: skip
 
 
 def _shortened(strides: Sequence[tuple[tirx.For, int]], length: int) -> dict[Any, int] | None:

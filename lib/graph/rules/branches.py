@@ -29,9 +29,11 @@ def branch_by_branch(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     product = rewriter.calls(data, "relax.multiply") if rewriter.read_once(data) else None
     operands = [data] if product is None else list(product.args)
-    if not any(_images(rewriter, operand) for operand in operands):
+    images = [_images(rewriter, operand) for operand in operands]
+    if not any(images):
         return None
-    factors = [_parts(rewriter, operand, shape[_AXIS]) for operand in operands]
+    pairs = zip(images, operands, strict=True)
+    factors = [each or _weights(rewriter, operand, shape[_AXIS]) for each, operand in pairs]
     known = [each for each in factors if each is not None]
     if len(known) < len(factors):
         return None
@@ -40,10 +42,8 @@ def branch_by_branch(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return op.expand_dims(found, [_AXIS]) if attrs.keepdims else found
 
 
-def _parts(rewriter: Rewriter, operand: relax.Expr, count: int) -> list[relax.Expr] | None:
-    """An operand's part for each branch; None if it would have to be copied for that."""
-    if images := _images(rewriter, operand):
-        return images
+def _weights(rewriter: Rewriter, operand: relax.Expr, count: int) -> list[relax.Expr] | None:
+    """What weighs each branch; None if it is as large as images, which would have to be copied."""
     shape = rewriter.shape(operand)
     if shape is None or len(shape) != _RANK or math.prod(shape[3:]) > 1:
         return None

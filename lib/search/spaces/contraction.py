@@ -169,8 +169,9 @@ def _tiles(
     found = tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=may_remain, row_bytes=row_bytes)
     dot = instruction(function, reduction, roles, machine)
     if dot is None:
-        narrow = tiling.narrow_tiles(extents[roles.rows[-1]], columns, machine) if may_remain else []
-        return _spread(extents, roles, machine) or found or narrow
+        if tiles := _spread(extents, roles, machine) or found:
+            return tiles
+        return tiling.narrow_tiles(extents[roles.rows[-1]], columns, machine) if may_remain else []
     matrices = [] if extents[roles.rows[-1]] < _FEW_ROWS else _of_matrices(reduction, roles, machine, dot)
     if not matrices and dot == BF16 and (spread := _spread(extents, roles, machine)):
         return [replace(tile, dot=dot, steps=tile.steps // dot.depth) for tile in spread]
