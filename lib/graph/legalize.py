@@ -11,16 +11,20 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import tvm
+import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.relax import transform
+from tvm.s_tir import SBlock
 
 from lib.graph import patterns
 from lib.graph.rewrite import dtype, static_shape
-from lib.tir import extrema, lookup
+from lib.tir import analysis, extrema, lookup
 
 _FLOATS = ("float16", "float32", "float64")
 _SINE = [(-1) ** n / math.factorial(2 * n + 1) for n in (4, 3, 2, 1)]  # of powers of a square, after the first term
 _COSINE = [(-1) ** n / math.factorial(2 * n) for n in (5, 4, 3, 2, 1)]
+
+_ENDS = ("red", "red_temp", "sum", "mean", "var_sum")  # of TOPI's names of blocks, after a tensor's name
 
 Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -31,7 +35,30 @@ def legalize_ops() -> tvm.transform.Pass:
         f"relax.{name}": _ours(f"relax.{name}", make, _FLOATS if name in ("max", "min") else ("float32",))
         for name, make in _MAKE.items()
     }
-    return transform.LegalizeOps({**ours, "relax.take": _take})
+    named = tvm.transform.module_pass(lambda module, _: _named_by_place(module), opt_level=0, name="named_by_place")
+    return tvm.transform.Sequential([transform.LegalizeOps({**ours, "relax.take": _take}), named])
+
+
+def _named_by_place(module: tvm.IRModule) -> tvm.IRModule:
+    """TOPI names the blocks of reductions and norms after the tensor that they read, which has a number of the model's
+    variables: `lv23_red`. The same mean of another model would be another workload, since traces name blocks. Here
+    they say which parameter of the function it is: `x0_red`."""
+    functions = {
+        gvar: _by_place(function) if isinstance(function, tirx.PrimFunc) else function
+        for gvar, function in module.functions_items()
+    }
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def _by_place(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    places = {f"{param.name}_{end}": f"x{n}_{end}" for n, param in enumerate(function.params) for end in _ENDS}
+
+    def named(block: SBlock) -> SBlock:
+        name = str(block.name_hint)
+        return analysis.renamed(block, places[name]) if name in places else block
+
+    body = tvm_ffi.structural_map(function.body, (SBlock, named))
+    return tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
 
 
 def _constant(value: float) -> tirx.FloatImm:

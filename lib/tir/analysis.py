@@ -63,6 +63,14 @@ def block_with_body(block: SBlock, body: tirx.Stmt, init: tirx.Stmt | None = Non
     )  # fmt: skip
 
 
+def renamed(block: SBlock, name: str) -> SBlock:
+    """The same block by another name."""
+    return SBlock(
+        block.iter_vars, block.reads, block.writes, name, block.body, block.init, block.alloc_buffers,
+        block.match_buffers, block.annotations,
+    )  # fmt: skip
+
+
 def replaced(expr: Any, values: Mapping[Any, Any]) -> Any:
     """An expression with variables replaced by values."""
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))

@@ -5,7 +5,9 @@ from scipy import special
 from tvm import relax
 from tvm.relax import op
 
+from lib.graph import fusion
 from lib.graph.legalize import legalize_ops
+from lib.graph.subgraphs import extract_subgraphs
 from tests.lib.graph.rules.helpers import module, run
 
 # Dense around 0, sparse far out; both signs and 0 itself.
@@ -154,3 +156,22 @@ def test_extrema_of_infinities_are_infinite(reduce, exact, axes, keepdims, dtype
     found = computed(lambda value: reduce(value, axes, keepdims), x)
 
     assert np.array_equal(found, exact(x, None if axes is None else tuple(axes), keepdims=keepdims))
+
+
+def normed(x, scale, shift):
+    return op.mean(op.nn.layer_norm(x, scale, shift, axes=[-1]), axis=[1])
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_names_of_blocks_do_not_tell_how_many_variables_a_model_has(before, cpu):
+    def built(x, scale, shift):
+        for _ in range(before):
+            x = op.sort(x)  # which nothing is fused with
+        return normed(x, scale, shift)
+
+    arrays = np.ones((2, 3, 4), np.float32), np.ones(4, np.float32), np.ones(4, np.float32)
+    found = extract_subgraphs(fusion.fuse(module(built, *arrays), cpu.tvm()))
+    alone = extract_subgraphs(fusion.fuse(module(normed, *arrays), cpu.tvm()))
+
+    assert {each.subgraph_id for each in alone} <= {each.subgraph_id for each in found}
+    assert len(alone) == 2
