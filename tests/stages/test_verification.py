@@ -178,6 +178,39 @@ def beside(file, built, cpu, pool, check=lambda _library: None):
         return compile.verify(built, Estimate(1.0), CONFIG, pool, peer, check=check)
 
 
+def pooled_behind_zeros(path):
+    """A pooling for the largest of negative numbers, beside which zeros were put: optimised, ONNX Runtime forgets them."""
+    made = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w", "b"], ["c"]),
+            helper.make_node("Pad", ["c", "pads"], ["p"]),
+            helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 12, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 6, 6])],
+        [
+            numpy_helper.from_array(np.random.default_rng(0).normal(size=(16, 3, 1, 1)).astype(np.float32), "w"),
+            numpy_helper.from_array(np.full(16, -20, np.float32), "b"),
+            numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads"),
+        ],
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_a_file_means_what_its_operators_say_where_onnx_runtime_optimises_that_away(cpu, pool, tmp_path):
+    file, files = pooled_behind_zeros(tmp_path / "p.onnx"), ModelFiles(tmp_path / "model")
+    extract.run(Source(str(file)), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=files)
+    built = made(Built(tmp_path, files, interface_of(files)), cpu)
+
+    found = beside(file, built, cpu, pool, check=refuse)
+
+    assert found["compared_with"] == found["onnx"]["by"]
+    assert found["compared_with"].endswith("without its optimisations")
+    assert found["max_error"] < 1e-5
+
+
 def with_other_weights(path):
     """The attention with a projection that has the other sign."""
     other = onnx.load(attention(path, "kept"))
