@@ -221,7 +221,7 @@ class JoinSubgraphs(TunerTask, StageTask):
 
     def probe(self) -> None:
         """Refuse a range that padding would falsify, before it costs anything."""
-        given, onnx = self.given, self.given.onnx_file
+        given, onnx = self.given, self.given.original
         assert given.range is not None
         assert onnx is not None
         self.status("checking that padding changes nothing")
@@ -506,7 +506,7 @@ class CompileModel(FinalTask, MeasuringTask):
         runs.record(given.shipped, given.identity)
         compile.run(
             given.model_files, given.clustered[0], self.past, given.compile_target, self.config, pool,
-            provenance=self.provenance, out=given.shipped.compiled, onnx=given.onnx_file,
+            provenance=self.provenance, out=given.shipped.compiled, original=given.original,
             precision=given.algorithms.precision, say=self.status,
         )  # fmt: skip
 
@@ -766,7 +766,7 @@ class CompileRange(CompileModel):
     def work(self) -> None:
         given, pool = self.given, factory.require_pool(self.given.runner)
         assert given.range is not None
-        assert given.onnx_file is not None
+        assert given.original is not None
         runs.record(given.shipped, given.identity)
         shapes = [
             Shape(files, extents, importance > 0)
@@ -776,7 +776,7 @@ class CompileRange(CompileModel):
         ]
         compile_range.run(
             shapes, given.tuned_files, given.clustered[0], self.past, given.compile_target, self.config, pool,
-            limits=given.range.limits, onnx=given.onnx_file, provenance=self.provenance, out=given.shipped.compiled,
+            limits=given.range.limits, onnx=given.original, provenance=self.provenance, out=given.shipped.compiled,
             precision=given.algorithms.precision, say=self.status,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from lib.machine import targets
 from lib.measure.device_source import LocalDevice
 from lib.measure.libraries import Libraries
 from lib.measure.local_pool import LocalPool
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.measure.protocol import Infer, OpenLibrary
 from lib.measure.runner import MeasureConfig
 from lib.models.source import Source
@@ -69,9 +69,9 @@ class Stages:
         generate.run(model.subgraphs, families, [], target, _PLAN, _SEARCH, seed=0, provenance=_MADE, out=first)
         measure.run(model.subgraphs, pool, provenance=_MADE, out=first)
         train.run(families, [first], _TRAIN, seed=0, provenance=_MADE, out=first)
-        onnx = OnnxFile(file, target, is_timed=False) if file.suffix == ".onnx" else None
+        original = Original(file, target, is_timed=False)
         compile.run(
-            model, families, [first], target, _COMPILE, pool, provenance=_MADE, out=run.compiled, onnx=onnx
+            model, families, [first], target, _COMPILE, pool, provenance=_MADE, out=run.compiled, original=original
         )  # fmt: skip
         np.savez(folder / "inputs.npz", *inputs)
         with pool.models(60.0) as session:

@@ -16,7 +16,7 @@ from lib.graph.algorithms import IN_INT8, AlgorithmConfig
 from lib.machine import linking, targets
 from lib.measure import devices, factory
 from lib.measure.devices import Devices
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.measure.replay import ReplayRunner
 from lib.measure.runner import MeasureConfig, Runner
 from lib.models import listing, ranges
@@ -183,13 +183,13 @@ class Options:
         return [asdict(each.source) for each in self.listed]
 
     @property
-    def onnx_file(self) -> OnnxFile | None:
-        """The file to compare with, if the model is one of ONNX."""
-        if not self.source.model.endswith(".onnx"):
+    def original(self) -> Original | None:
+        """The file to compare with, if the model came from one."""
+        if not self.source.model.endswith((".onnx", ".pt2")):
             return None
         target = self.compile_target
         is_here = self.measured_on.is_here and isinstance(target, targets.CpuTarget) and target.runs_here
-        return OnnxFile(Path(self.source.model), target, is_timed=is_here)
+        return Original(Path(self.source.model), target, is_timed=is_here)
 
     @cached_property
     def measured_on(self) -> Devices:

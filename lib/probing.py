@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lib.contracts.errors import ModelError
-from lib.measure.onnx_peer import OnnxFile, OnnxPeer, opened
+from lib.measure.onnx_peer import OnnxPeer, Original, opened
 from lib.measure.runner import ModelFailed
 from lib.models import onnx_float32
 from lib.runtime.family_tuner_runtime.ranges import cut, settled
@@ -68,7 +68,7 @@ def _least(extents: Sequence[int], at: int, lowest: int) -> int:
 
 
 def probe(
-    file: OnnxFile,
+    file: Original,
     inputs: Sequence[Mapping[str, Any]],
     axes: Mapping[str, Sequence[str]],
     names: Sequence[str],
@@ -112,7 +112,7 @@ def probe(
 class _Run:
     """Runs the file on inputs."""
 
-    def __init__(self, file: OnnxFile, session: OnnxPeer, work: Path) -> None:
+    def __init__(self, file: Original, session: OnnxPeer, work: Path) -> None:
         self._file, self._session, self._work, self.by = file, session, work, ""
 
     @property

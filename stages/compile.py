@@ -25,7 +25,7 @@ from lib.machine.dots import BF16, INT8
 from lib.machine.registers import registers
 from lib.measure import peak
 from lib.measure.absent import AbsentDevice
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts, onnx_rest
@@ -51,7 +51,7 @@ def run(
     *,
     provenance: Provenance,
     out: CompiledFiles,
-    onnx: OnnxFile | None = None,
+    original: Original | None = None,
     precision: str = AS_IT_IS,
     say: Say = lambda _text: None,
 ) -> Path:
@@ -63,7 +63,7 @@ def run(
         pool: Measures the finalists.
         out: Gets `model.so`, `weights.safetensors`, `reference.safetensors` if that is not large, `results.parquet`
             and, last, `manifest.json`. If it has those of the same model, they stay unless the new ones are faster.
-        onnx: The file that the model came from, if it is one: to be compared with.
+        original: The file that the model came from, if it is one: to be compared with.
         precision: Of its products and convolutions; decides how far the model may be from what it was in float32.
         say: Told what is being done.
 
@@ -92,7 +92,7 @@ def run(
             interface = deploy.interface(module)
             built = Built(Path(work), model, interface, precision, has_bytes)
             _recall_expected(model, identity, built)
-            with peer_of(onnx) as peer:
+            with peer_of(original) as peer:
 
                 def check(library: Path) -> None:
                     if not library.exists():
@@ -131,9 +131,10 @@ def run(
                 if is_used and machine and (instruction := machine.fastest(kind.weights)):
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, instruction)
             multiplies = {"multiplies_matrices": machine is not None and machine.matrix(BF16) is not None}
-        outputs = deploy.outputs(module, onnx_facts.output_names(onnx.path) if onnx else ())
-        licence = onnx_facts.licence(onnx.path) if onnx else ""
-        rest = onnx_rest.of(onnx.path) if onnx else None
+        onnx = original.path if original and original.path.suffix == ".onnx" else None
+        outputs = deploy.outputs(module, onnx_facts.output_names(onnx) if onnx else ())
+        licence = onnx_facts.licence(onnx) if onnx else ""
+        rest = onnx_rest.of(onnx) if onnx else None
         told = bundle.facts(out, interface, outputs, target, fusion.ENTRY, licence)
         if rest:
             told |= bundle.with_rest(rest.file, rest.outputs, rest.told, out)

@@ -30,7 +30,7 @@ from lib.graph import fusion
 from lib.graph.algorithms import AS_IT_IS
 from lib.machine.targets import AnyTarget
 from lib.measure import onnx_peer
-from lib.measure.onnx_peer import OnnxFile, OnnxPeer
+from lib.measure.onnx_peer import OnnxPeer, Original
 from lib.measure.protocol import PackWeights
 from lib.measure.runner import Pool
 from lib.models import onnx_facts, onnx_float32
@@ -57,7 +57,7 @@ def run(
     pool: Pool,
     *,
     limits: Mapping[str, tuple[int, int]],
-    onnx: OnnxFile,
+    onnx: Original,
     provenance: Provenance,
     out: CompiledFiles,
     precision: str = AS_IT_IS,
@@ -172,7 +172,7 @@ def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
     return digests.of_text(made_as, tables.made_from((past[-1].training, TRAINING)))
 
 
-def _peer(built: Built, onnx: OnnxFile, session: OnnxPeer) -> Peer:
+def _peer(built: Built, onnx: Original, session: OnnxPeer) -> Peer:
     """The file, run on a shape's inputs, which its process keeps until it is run on others."""
     peer = Peer(onnx, session)
     peer.infer(built.inputs, built.peer_outputs)
@@ -184,7 +184,7 @@ def _padded(
     probed: Mapping[str, Any],
     limits: Mapping[str, tuple[int, int]],
     tolerance: float,
-    onnx: OnnxFile,
+    onnx: Original,
     session: OnnxPeer,
     made: CompiledFiles,
     config: CompileConfig,
@@ -241,7 +241,7 @@ def _facts(
     probed: Mapping[str, Any],
     limits: Mapping[str, tuple[int, int]],
     target: AnyTarget,
-    onnx: OnnxFile,
+    onnx: Original,
     made: CompiledFiles,
 ) -> dict[str, Any]:
     """What the manifest says to whoever runs the bundle."""

@@ -9,13 +9,13 @@ from lib import deploy, probing
 from lib.contracts import manifest
 from lib.contracts.files import ModelFiles
 from lib.contracts.tables import Provenance
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.models import onnx_facts
 from lib.tir.workload import load_module
 
 
 def run(
-    onnx: OnnxFile,
+    onnx: Original,
     shape: ModelFiles,
     buckets: Sequence[Mapping[str, int]],
     limits: Mapping[str, tuple[int, int]],

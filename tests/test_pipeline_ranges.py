@@ -16,7 +16,7 @@ from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, MODELS, PLAN, RESULTS
 from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.report.text import milliseconds
 from lib.runtime.family_tuner_runtime import Model
 from lib.search.evolution import SearchConfig
@@ -180,7 +180,7 @@ def test_a_program_that_was_taken_over_and_does_not_work_gives_way(tuned, files,
 
     compile_range.run(
         shapes, joint, joint.families("core-operator"), past, cpu, CompileConfig(finalists=1, repeats=1, turns=1), pool,
-        limits={"sequence": (1, 24)}, onnx=OnnxFile(files / "mask.onnx", cpu, is_timed=True),
+        limits={"sequence": (1, 24)}, onnx=Original(files / "mask.onnx", cpu, is_timed=True),
         provenance=Provenance("inputs", "session"), out=CompiledFiles(tmp_path / "compiled"),
     )  # fmt: skip
 

@@ -21,8 +21,8 @@ _NAME, _OTHERWISE = "onnx", "otherwise"
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxFile:
-    """A file to compare with."""
+class Original:
+    """The file that a model came from, to compare with: an ONNX file here, or an exported program of torch."""
 
     path: Path
     target: AnyTarget  # whose threads it gets
@@ -39,7 +39,7 @@ class OnnxPeer(WorkerSession):
         super().__init__(worker, timeout_s)
         self._compared = compared
 
-    def outputs(self, file: OnnxFile, inputs: Path, out: Path) -> tuple[list[np.ndarray], OnnxOpened]:
+    def outputs(self, file: Original, inputs: Path, out: Path) -> tuple[list[np.ndarray], OnnxOpened]:
         """What it makes of inputs (.npz, in order), and by what; then it stands still, so that it disturbs nobody."""
         if self._is_ready:
             self._worker.resume()
@@ -55,7 +55,7 @@ class OnnxPeer(WorkerSession):
         self._worker.pause()
         return list(np.load(out).values()), opened
 
-    def outputs_otherwise(self, file: OnnxFile, inputs: Path, out: Path, *, as_written: bool) -> list[np.ndarray]:
+    def outputs_otherwise(self, file: Original, inputs: Path, out: Path, *, as_written: bool) -> list[np.ndarray]:
         """The same of other inputs, or without optimisations of its graph (`as_written`); while this runs, nothing else
         is to be timed."""
         self._worker.resume()
@@ -76,7 +76,7 @@ class OnnxPeer(WorkerSession):
 
 @contextmanager
 def opened(
-    file: OnnxFile, timeout_s: float, compared_with: Callable[[Path, Path], Path] = lambda path, _: path
+    file: Original, timeout_s: float, compared_with: Callable[[Path, Path], Path] = lambda path, _: path
 ) -> Iterator[OnnxPeer]:
     """The process for as long as a block lasts; each operation may take so long.
 

@@ -1,6 +1,7 @@
 """How torch's operators are taken apart, and written in Relax where TVM 0.27's importer is wrong or costs time."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,8 @@ import tvm
 from tvm import relax
 
 from lib.models import torch_recurrence
+
+Convert = Callable[[Any, Any], relax.Expr]
 
 
 def decompositions(torch: ModuleType, whole: Sequence[Any] = ()) -> Any:
@@ -22,8 +25,8 @@ def decompositions(torch: ModuleType, whole: Sequence[Any] = ()) -> Any:
     """
     aten = torch.ops.aten
     table = torch.export.default_decompositions()
-    for operator in (aten.linear.default, aten.matmul.default, *whole):
-        table.pop(operator, None)
+    for kept in (aten.linear.default, aten.matmul.default, *whole):
+        table.pop(kept, None)
     table[aten.scaled_dot_product_attention.default] = _attention
     return table
 
@@ -97,6 +100,69 @@ def _cumsum(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.cumsum(x, axis=node.args[1]))
 
 
+def _promoted(operation: Callable[[relax.Expr, relax.Expr], relax.Expr], otherwise: Any) -> Convert:
+    """Arithmetic and comparisons of numbers of two kinds, as torch promotes them: an integer and 0.5 are floats, and so
+    is a quotient of integers. The importer gives a number the tensor's type, and takes no `alpha`.
+
+    Args:
+        otherwise: The same of numbers of Python.
+    """
+
+    def convert(node: Any, importer: Any) -> relax.Var:
+        import torch
+
+        emit, values = importer.block_builder.emit, [getattr(each, "meta", {}).get("val", each) for each in node.args]
+        kind = torch.result_type(*values) if any(isinstance(each, torch.Tensor) for each in values) else torch.bool
+        if operation is relax.op.divide and not kind.is_floating_point:
+            kind = node.meta["val"].dtype
+        if kind == torch.bool:
+            return importer._binary_op(operation, otherwise)(node)
+
+        def number(given: Any) -> relax.Expr:
+            dtype, found = str(kind).removeprefix("torch."), importer.env.get(given, given)
+            if not isinstance(found, relax.Expr):
+                return relax.const(found, dtype)
+            return found if str(found.ty.dtype) == dtype else emit(relax.op.astype(found, dtype))
+
+        left, right = map(number, node.args)
+        if node.kwargs.get("alpha", 1) != 1:
+            right = emit(relax.op.multiply(right, number(node.kwargs["alpha"])))
+        return emit(operation(left, right))
+
+    return convert
+
+
+def _clamp(node: Any, importer: Any) -> relax.Var:
+    """Integers with a limit on one side; the importer puts infinity on the other."""
+    x = importer.env[node.args[0]]
+    if "int" not in str(x.ty.dtype):
+        return importer._clamp(node)
+    limits = dict(zip(("min", "max"), node.args[1:], strict=False)) | node.kwargs
+    for name, limited in (("min", relax.op.maximum), ("max", relax.op.minimum)):
+        if limits.get(name) is not None:
+            x = importer.block_builder.emit(limited(x, relax.const(limits[name], str(x.ty.dtype))))
+    return x
+
+
+def _joined(node: Any, importer: Any) -> relax.Var:
+    """torch leaves out empty tensors of one axis, with which caches begin."""
+    parts = [importer.env[part] for part in node.args[0] if tuple(part.meta["val"].shape) != (0,)]
+    axis = node.args[1] if len(node.args) > 1 else 0
+    return importer.block_builder.emit(relax.op.concat(parts, axis)) if parts else importer.env[node.args[0][0]]
+
+
+def _put(node: Any, importer: Any) -> relax.Var:
+    """One value where a mask says so; the importer takes places alone."""
+    (x, places, values), is_added = node.args[:3], len(node.args) > 3 and node.args[3]
+    is_masked = len(places) == 1 and str(places[0].meta["val"].dtype) == "torch.bool"
+    if not is_masked or is_added or values.meta["val"].numel() != 1:
+        return importer._index_put(node)
+    x, mask, value = (importer.env[each] for each in (x, places[0], values))
+    missing = list(range(mask.ty.ndim, x.ty.ndim))
+    mask = importer.block_builder.emit(relax.op.expand_dims(mask, missing)) if missing else mask
+    return importer.block_builder.emit(relax.op.where(mask, value, x))
+
+
 def _permute(node: Any, importer: Any) -> relax.Var:
     """Axes counted from the start: ConvertLayout takes no others."""
     x = importer.env[node.args[0]]
@@ -111,11 +177,28 @@ def _squeeze(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.squeeze(x, kept)) if kept else x
 
 
-CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
+_OF_TWO = {
+    "add": (relax.op.add, operator.add),
+    "sub": (relax.op.subtract, operator.sub),
+    "mul": (relax.op.multiply, operator.mul),
+    "div": (relax.op.divide, operator.truediv),
+    "eq": (relax.op.equal, operator.eq),
+    "ne": (relax.op.not_equal, operator.ne),
+    "lt": (relax.op.less, operator.lt),
+    "le": (relax.op.less_equal, operator.le),
+    "gt": (relax.op.greater, operator.gt),
+    "ge": (relax.op.greater_equal, operator.ge),
+}
+
+CONVERTERS: dict[str, Convert] = {
     **torch_recurrence.CONVERTERS,
+    **{f"{name}.{of}": _promoted(*both) for name, both in _OF_TWO.items() for of in ("Tensor", "Scalar")},
+    "cat.default": _joined,
+    "clamp.default": _clamp,
     "cumsum.default": _cumsum,
     "embedding.default": _embedding,
     "index.Tensor": _index,
+    "index_put.default": _put,
     "permute.default": _permute,
     "select.int": _select,
     "squeeze.dim": _squeeze,

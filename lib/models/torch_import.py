@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,9 +43,11 @@ def load(path: Path, *, has_loops: bool = True) -> Model:
         torch = _import_torch(path)
         program = torch_archive.read(torch, path)
         _check_inputs(torch, program, path)
-        _check_shapes(torch, program, path)
+        if not _settle_numbers(torch, program):
+            _check_shapes(torch, program, path)
         _check_weights(torch, program, path)
         program = _decompose(torch, program, path, has_loops=has_loops)
+        _check_shapes(torch, program, path)
         _check_state(program, path)
         module = _translate(program, path)
     del program
@@ -96,6 +99,26 @@ def _check_inputs(torch: ModuleType, program: Any, path: Path) -> None:
             )
 
 
+def _settle_numbers(torch: ModuleType, program: Any) -> bool:
+    """Numbers that are read out of constants, as a shape is of positions (`positions.max().item()`), are such.
+
+    Returns:
+        Whether there are any. Shapes that depend on them follow when the program is decomposed.
+    """
+    items = program.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default)
+    known = _known(torch, program) if items else {}
+    settled = [node for node in items if node in known]
+    for node in settled:
+        for user in list(node.users):
+            number = partial(_with_number, node, known[node])
+            user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), number)
+    return bool(settled)
+
+
+def _with_number(known: Any, value: float, node: Any) -> Any:
+    return value if node is known else node
+
+
 def _check_shapes(torch: ModuleType, program: Any, path: Path) -> None:
     """No operator whose result has as many elements as its values say."""
     for node in program.graph.nodes:
@@ -138,12 +161,24 @@ def _decompose(torch: ModuleType, program: Any, path: Path, *, has_loops: bool) 
         with torch.no_grad():
             whole = torch_recurrence.kept_whole(torch, program) if has_loops else []
             program = program.run_decompositions(decompositions(torch, whole))
+            _drop_checks(torch, program)
             _drop_flags(torch, program)
             _fold_constants(torch, program)
             torch_recurrence.with_constants(program)
             return program
     except Exception as error:  # torch traces the program, so whatever its operators raise
         raise ModelError(f"{path} cannot be decomposed by torch {torch.__version__}: {first_line(error)}") from error
+
+
+def _drop_checks(torch: ModuleType, program: Any) -> None:
+    """Assertions of what the export has fixed; what only they read goes with them."""
+    aten = torch.ops.aten
+    checks = {aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten._assert_async.msg,
+              aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}  # fmt: skip
+    for node in program.graph.nodes:
+        if node.target in checks:
+            program.graph.erase_node(node)
+    program.graph.eliminate_dead_code()
 
 
 def _drop_flags(torch: ModuleType, program: Any) -> None:
@@ -169,21 +204,41 @@ def _fold_constants(torch: ModuleType, program: Any) -> None:
     What is read afterwards stands in the graph as `get_attr`, of Relax constants: the importer takes them as such.
     Parameters stay out: they are large, and what becomes of them is the clean-up's business.
     """
-    graph, known = program.graph, _buffers(program)
-    for node in graph.nodes:
-        if node.op == "call_function" and _is_foldable(torch, node, known):
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
-            known[node] = node.target(*args, **kwargs)
+    graph, known = program.graph, _known(torch, program)
     for node, value in known.items():
         used = any(user not in known for user in node.users)
         if used and isinstance(value, torch.Tensor):
             name = f"_folded_{node.name}"
-            setattr(program.graph_module, name, relax.const(value.numpy(force=True)))
+            constant = relax.const(value.numpy(force=True), str(value.dtype).removeprefix("torch."))
+            setattr(program.graph_module, name, constant)
             with graph.inserting_before(node):
                 folded = graph.create_node("get_attr", name)
             folded.meta = dict(node.meta)
             node.replace_all_uses_with(folded)
     graph.eliminate_dead_code()
+
+
+def _known(torch: ModuleType, program: Any) -> dict[Any, Any]:
+    """What each node gives that depends on buffers alone, in the order of the graph.
+
+    Nothing is known of a program that writes to its tensors what is not known: others may be views of these. A
+    decomposed one writes to none.
+    """
+    writing = {node for node in program.graph.nodes if node.op == "call_function" and _writes(node)}
+    known = {node: value.clone() if writing else value for node, value in _buffers(program).items()}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and _is_foldable(torch, node, known):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+        elif node in writing and any(source in known for source in node.all_input_nodes):
+            return {}
+    return known
+
+
+def _writes(node: Any) -> bool:
+    """Whether an operator changes its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _buffers(program: Any) -> dict[Any, Any]:
@@ -196,8 +251,8 @@ def _buffers(program: Any) -> dict[Any, Any]:
 
 
 def _is_foldable(torch: ModuleType, node: Any, known: Mapping[Any, Any]) -> bool:
-    """Whether all is known of a node's inputs, chance plays no part, and nothing is blown up."""
-    if not all(source in known for source in node.all_input_nodes):
+    """Whether all is known of a node's inputs, it gives anything, chance plays no part, and nothing is blown up."""
+    if node.meta.get("val") is None or not all(source in known for source in node.all_input_nodes):
         return False
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return False

@@ -208,7 +208,7 @@ def verdict(run: RunRows) -> str:
         if run.facts.get("precision") == "bf16" or any(row.operator.endswith("_int8") for row in run.subgraphs):
             told.append(f" ({run.facts['tolerance']:.2g} is allowed in this precision)")
     if onnx and onnx["failure"]:
-        told.append(f"; not compared with the ONNX file: {onnx['failure']}")
+        told.append(f"; not compared with its file: {onnx['failure']}")
     elif onnx and run.is_compared_with_file:
         told.append(f", to {onnx['by']}")
     elif onnx:

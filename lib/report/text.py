@@ -175,12 +175,12 @@ def _in_six(run: RunRows) -> str:
 
 
 def _onnx_lines(run: RunRows) -> list[str]:
-    """What the file itself does, as ONNX means it, where the model came from one."""
+    """What the file itself does, as ONNX or torch means it, where the model came from one."""
     onnx: Mapping[str, Any] | None = run.facts["onnx"]
     if onnx is None:
         return []
     if onnx["failure"]:
-        return [f"not compared with the ONNX file: {onnx['failure']}"]
+        return [f"not compared with its file: {onnx['failure']}"]
     lines = [f"largest difference to {onnx['by']} {onnx['max_error']:.1e} of the largest value"]
     if run.onnxruntime_s:
         found, times = run.facts["latencies_s"]["onnxruntime"], run.onnxruntime_s / run.tuned_s

@@ -3,7 +3,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from lib.contracts.errors import ModelError
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.models import onnx_facts
 from lib.probing import padding_of, probe
 from tests import range_files
@@ -16,7 +16,7 @@ LENGTHS = {"sequence": (1, 8)}
 
 def looked_at(path, inputs, buckets, limits, cpu, tmp_path):
     return probe(
-        OnnxFile(path, cpu, is_timed=False), inputs, onnx_facts.open_axes(path), onnx_facts.output_names(path), buckets,
+        Original(path, cpu, is_timed=False), inputs, onnx_facts.open_axes(path), onnx_facts.output_names(path), buckets,
         limits, tmp_path,
     )  # fmt: skip
 

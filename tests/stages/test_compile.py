@@ -18,7 +18,7 @@ from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import RESULTS, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.models.source import Source
 from lib.tir import cpu_check
 from lib.tir.numerics import random_values, relative_error
@@ -254,10 +254,10 @@ def tuned(path, folder, cpu, pool):
     return Tuned(model, families, run)
 
 
-def compile_tuned(made, cpu, pool, onnx=None):
+def compile_tuned(made, cpu, pool, original=None):
     compile.run(
         made.model, made.families, made.run.rounds(1), cpu, QUICK, pool, provenance=PROVENANCE, out=made.run.compiled,
-        onnx=onnx,
+        original=original,
     )  # fmt: skip
     return made.run.compiled
 
@@ -275,7 +275,7 @@ def test_the_compiled_model_of_an_onnx_file_agrees_with_onnx_runtime_and_is_chec
     path = block(tmp_path / "block.onnx")
 
     made = tuned(path, tmp_path / "model", cpu, pool)
-    files = compile_tuned(made, cpu, pool, OnnxFile(path, cpu, is_timed=True))
+    files = compile_tuned(made, cpu, pool, Original(path, cpu, is_timed=True))
 
     assert "checked" not in built
     facts = manifest.read(files.manifest)

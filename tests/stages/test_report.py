@@ -151,7 +151,7 @@ def test_the_latency_of_onnx_runtime_stands_beside_ours(found):
 
     assert "ONNX Runtime 1.31.1      12.00 ms  (median of 3, 11.00 to 13.00), 1.20 times the tuned model's" in told
     assert "largest difference to ONNX Runtime 1.31.1 3.0e-06 of the largest value" in told
-    assert "not compared with the ONNX file: it takes more than 60 s" in failed
+    assert "not compared with its file: it takes more than 60 s" in failed
     assert "ONNX" not in text.model_lines(found)
 
 

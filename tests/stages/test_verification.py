@@ -16,7 +16,7 @@ from lib.contracts.errors import VerificationError
 from lib.contracts.files import ModelFiles
 from lib.graph import concatenation, fusion, precision
 from lib.graph.algorithms import IN_BF16, IN_THREE_BF16, AlgorithmConfig
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.measure.protocol import BuildModel
 from lib.models.source import Source
 from lib.tir import lowering
@@ -173,13 +173,13 @@ def test_outputs_that_vanish_pass_and_their_size_is_told(cpu, pool, tmp_path):
 
 def beside(file, built, cpu, pool, check=lambda _library: None):
     """What is found of a model beside an ONNX file."""
-    with peer_of(OnnxFile(file, cpu, is_timed=True)) as peer:
+    with peer_of(Original(file, cpu, is_timed=True)) as peer:
         peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
         return compile.verify(built, Estimate(1.0), CONFIG, pool, peer, check=check)
 
 
 def pooled_behind_zeros(path):
-    """A pooling for the largest of negative numbers, beside which zeros were put: optimised, ONNX Runtime forgets them."""
+    """A pooling for the largest of negative numbers with zeros around, which ONNX Runtime forgets as it optimises."""
     made = helper.make_graph(
         [
             helper.make_node("Conv", ["x", "w", "b"], ["c"]),
@@ -291,3 +291,35 @@ def test_a_file_that_onnx_runtime_does_not_run_costs_the_comparison_alone(extrac
     assert found["onnx"]["max_error"] is None
     assert "Protobuf" in found["onnx"]["failure"]
     assert "onnxruntime" not in found["latencies_s"]
+
+
+def exported(torch, path, factor):
+    """A program of torch: a product, times a factor."""
+
+    class Product(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 8)
+            torch.nn.init.ones_(self.layer.weight)
+
+        def forward(self, x):
+            return self.layer(x) * factor
+
+    torch.manual_seed(0)
+    torch.export.save(torch.export.export(Product().eval(), (torch.randn(4, 16),)), path)
+    return path
+
+
+def test_a_program_of_torch_is_compared_with_torch(cpu, pool, tmp_path):
+    torch = pytest.importorskip("torch")
+    file, files = exported(torch, tmp_path / "m.pt2", 2.0), ModelFiles(tmp_path / "model")
+    extract.run(Source(str(file)), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=files)
+    built = made(Built(tmp_path, files, interface_of(files)), cpu)
+
+    found = beside(file, built, cpu, pool, check=refuse)
+
+    assert found["compared_with"] == f"torch {torch.__version__}"
+    assert found["max_error"] < 1e-5
+    assert "onnxruntime" not in found["latencies_s"]
+    with pytest.raises(VerificationError, match=r"imported model's outputs, .* differ from what torch"):
+        beside(exported(torch, tmp_path / "other.pt2", 2.1), built, cpu, pool)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from lib.measure import onnx_peer
-from lib.measure.onnx_peer import OnnxFile
+from lib.measure.onnx_peer import Original
 from lib.measure.protocol import OnnxOpened
 from lib.measure.runner import ModelFailed
 
@@ -35,7 +35,7 @@ def file(tmp_path, cpu):
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     np.savez(tmp_path / "inputs.npz", X)
-    return OnnxFile(path, cpu, is_timed=True)
+    return Original(path, cpu, is_timed=True)
 
 
 def outputs(peer, file):
@@ -70,7 +70,7 @@ def test_what_many_values_add_to_one_place_is_their_sum(tmp_path, cpu):
     np.savez(tmp_path / "inputs.npz", values)
     expected = np.zeros((8, 128))
     np.add.at(expected, places[:, 0], values)
-    file = OnnxFile(path, replace(cpu, threads=4), is_timed=True)
+    file = Original(path, replace(cpu, threads=4), is_timed=True)
 
     with onnx_peer.opened(file, 60) as peer:
         for _ in range(5):

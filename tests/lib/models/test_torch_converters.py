@@ -145,3 +145,35 @@ def test_a_recurrent_layer_with_projections_is_taken_apart(tmp_path, cpu, torch,
     model = models["function"](lambda self, x: self.layer(x)[0], layer=torch.nn.LSTM(6, 20, proj_size=8)).eval()
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 3, 6))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda self, x: x / 4,
+        lambda self, x: x * 0.5 + 1,
+        lambda self, x: (x < 2.5).float(),
+        lambda self, x: x / x.abs().clamp(min=1),
+        lambda self, x: x.float().add(x, alpha=3),
+    ],
+    ids=["quotient", "half", "less", "two", "alpha"],
+)
+def test_numbers_of_two_kinds_are_what_torch_makes_of_them(tmp_path, cpu, torch, models, function):
+    x = torch.arange(-7, 8).reshape(3, 5)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", models["function"](function), x)
+
+
+def test_a_value_goes_where_a_mask_says(tmp_path, cpu, torch, models):
+    def masked(self, x):
+        y = x.clone()
+        y[x[..., 0] > 0] = 7.0
+        return y + 1
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", models["function"](masked), torch.randn(3, 5, 2))
+
+
+def test_a_cache_that_begins_with_an_empty_tensor_is_what_is_put_to_it(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: torch.cat([torch.tensor([]), x], -2) * 2)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(1, 3, 5))

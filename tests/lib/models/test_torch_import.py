@@ -64,6 +64,34 @@ def test_a_weight_that_is_read_twice_is_one_weight(tmp_path, torch, models):
     np.testing.assert_array_equal(value, model.shift.detach().numpy())
 
 
+def test_shapes_that_constants_decide_are_fixed(tmp_path, cpu, torch, models):
+    def repeated(self, x):
+        positions = torch.arange(4)
+        repeats = (positions.max() + 1).item()
+        return x.unsqueeze(1).repeat(1, repeats, 1)[:, positions] * positions.view(1, -1, 1)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", models["function"](repeated), torch.randn(2, 5))
+
+
+def test_shapes_that_are_written_part_by_part_are_fixed(tmp_path, cpu, torch, models):
+    def repeated(self, x):
+        sizes = torch.zeros(2, dtype=torch.int64)
+        sizes[0], sizes[1] = 3, 2
+        return x.unsqueeze(1).repeat(1, sizes.sum().item(), 1)[:, torch.arange(5)]
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", models["function"](repeated), torch.randn(2, 4))
+
+
+def test_positions_that_fall_are_computed_at_import_though_an_assertion_reads_them(tmp_path, cpu, torch, models):
+    def encoded(self, x):
+        return x + (torch.arange(3, -4, -1)[:, None].to(torch.float32) * self.rates).sin()
+
+    model = models["function"](encoded)
+    model.register_buffer("rates", torch.rand(5))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(7, 5))
+
+
 def test_what_depends_on_no_input_is_computed_at_import(tmp_path, cpu, torch, models):
     def masked(self, scores):
         positions = torch.arange(6)

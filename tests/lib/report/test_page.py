@@ -104,7 +104,7 @@ def test_other_work_beside_the_measurements_is_told_where_there_was_much():
         ({"untuned_is_lower_bound": True}, "at least 10.0 times as fast as untuned"),
         ({"rest": {"told": "2 of its 9 operators are left"}}, ". Of the file, 2 of its 9 operators are left."),
         ({"largest_output": 0.0}, "The outputs vanish, so nothing could be compared"),
-        ({"onnx": {"by": "", "max_error": None, "failure": "it hangs"}}, "not compared with the ONNX file: it hangs."),
+        ({"onnx": {"by": "", "max_error": None, "failure": "it hangs"}}, "not compared with its file: it hangs."),
     ],
 )
 def test_what_is_not_known_is_not_claimed(changes, told):

@@ -1,0 +1,65 @@
+"""What an exported program computes by torch itself, which a compiled one is compared with.
+
+    python -m lib.models.torch_outputs FILE INPUTS OUT
+
+A process of its own: torch's libraries and threads do not mix with those of TVM. It writes `OUT`, an .npz of the
+outputs in order, and says on its last line what computed them. A file that cannot be read is told on stderr.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lib.contracts import arrays
+from lib.contracts.errors import ModelError
+from lib.models import torch_archive
+
+
+def computed(program: Any, inputs: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """The tensors that a `torch.export.ExportedProgram` returns, flat and in order, as `torch_import` has them.
+
+    Operator by operator, as it was exported: inputs and results may be in containers that nobody here knows.
+    """
+    import torch
+    from torch.export.graph_signature import OutputKind
+
+    with torch.no_grad():
+        found = torch.fx.Interpreter(program.graph_module).run(*_arguments(program, iter(inputs)))
+    results = zip(found, program.graph_signature.output_specs, strict=True)
+    returned = [value for value, spec in results if spec.kind is OutputKind.USER_OUTPUT]
+    return [value.numpy(force=True) for value in returned if isinstance(value, torch.Tensor)]
+
+
+def _arguments(program: Any, inputs: Iterator[np.ndarray]) -> Iterator[Any]:
+    """What stands for each placeholder of the graph: weights, flags that were fixed by the export, and inputs."""
+    import torch
+    from torch.export.graph_signature import ConstantArgument, InputKind
+
+    tensors = {**program.state_dict, **program.constants}
+    for spec in program.graph_signature.input_specs:
+        if isinstance(spec.arg, ConstantArgument):
+            yield spec.arg.value
+        elif spec.kind is InputKind.USER_INPUT:
+            yield torch.from_numpy(np.array(next(inputs)))
+        else:
+            yield tensors[spec.target]
+
+
+def main(given: Sequence[str]) -> None:
+    """See above."""
+    file, inputs, out = map(Path, given)
+    import torch
+
+    program = torch_archive.read(torch, file)
+    np.savez(out, *computed(program, arrays.values(inputs)))
+    print(f"torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (ModelError, ImportError) as error:
+        sys.exit(str(error))
