@@ -46,7 +46,7 @@ def _decisive(function: relax.Function) -> Mapping[relax.Var, relax.Expr]:
             continue
         found[var] = values[var]
         if not _is_product(values[var]):
-            left += _read(values[var])
+            left += arguments(values[var])
     return found
 
 
@@ -56,12 +56,8 @@ def _used(values: Mapping[relax.Var, relax.Expr]) -> set[relax.Var]:
     for var, value in reversed(list(values.items())):
         is_part = isinstance(value, (relax.TupleGetItem, relax.Tuple, relax.Var))
         if not is_part or var in found:
-            found.update(arg for arg in _read(value) if isinstance(arg, relax.Var))
+            found.update(arg for arg in arguments(value) if isinstance(arg, relax.Var))
     return found
-
-
-def _read(value: relax.Expr) -> list[relax.Expr]:
-    return [value.tuple_value] if isinstance(value, relax.TupleGetItem) else list(arguments(value))
 
 
 def _is_product(value: relax.Expr) -> bool:

@@ -199,7 +199,9 @@ def has_stand_ins(module: tvm.IRModule, name: str) -> bool:
 
 
 def arguments(value: relax.Expr) -> Sequence[relax.Expr]:
-    """What an expression reads; the fields of a tuple, not the tuple."""
+    """What an expression reads; the fields of a tuple, not the tuple, but for one of its fields."""
+    if isinstance(value, relax.TupleGetItem):
+        return [value.tuple_value]
     if isinstance(value, relax.Call):
         return [each for arg in value.args for each in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
     return list(value.fields) if isinstance(value, relax.Tuple) else [value]

@@ -144,6 +144,23 @@ def _clamp(node: Any, importer: Any) -> relax.Var:
     return x
 
 
+def _sampled(node: Any, importer: Any) -> relax.Var:
+    """An image at places that have their coordinates last in torch; the importer hands them on as if they came first,
+    which is where Relax has them."""
+    image, places = (importer.env[each] for each in node.args[:2])
+    given = list(node.args[2:])
+    method, padding, align_corners = given + [0, 0, False][len(given) :]
+    found = relax.op.image.grid_sample(
+        image,
+        importer.block_builder.emit(relax.op.permute_dims(places, [0, 3, 1, 2])),
+        method=("bilinear", "nearest", "bicubic")[method],
+        layout="NCHW",
+        padding_mode=("zeros", "border", "reflection")[padding],
+        align_corners=bool(align_corners),
+    )
+    return importer.block_builder.emit(found)
+
+
 def _joined(node: Any, importer: Any) -> relax.Var:
     """torch leaves out empty tensors of one axis, with which caches begin."""
     parts = [importer.env[part] for part in node.args[0] if tuple(part.meta["val"].shape) != (0,)]
@@ -197,6 +214,7 @@ CONVERTERS: dict[str, Convert] = {
     "clamp.default": _clamp,
     "cumsum.default": _cumsum,
     "embedding.default": _embedding,
+    "grid_sampler_2d.default": _sampled,
     "index.Tensor": _index,
     "index_put.default": _put,
     "permute.default": _permute,

@@ -149,6 +149,22 @@ def test_what_is_joined_of_a_tuple_from_elsewhere_stays_whole():
     tvm.ir.assert_structural_equal(left_out(before), before)
 
 
+def test_a_tuple_stays_of_which_fields_are_read():
+    x = relax.Var("x", relax.TensorType(X, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            places = builder.emit(relax.TupleGetItem(builder.emit(op.topk(x, k=4, ret_type="both")), 1))
+            first = builder.emit(part(builder.emit(op.exp(x))))
+            output = builder.emit_output(relax.Tuple([places, first]))
+        builder.emit_func_output(output)
+
+    after = left_out(builder.get())
+
+    relax.analysis.well_formed(after)  # raises where a variable is read that nothing defines
+    assert made(after) == [("topk", None), ("exp", (2, 1, WIDTH))]
+
+
 def encoder(path, head):
     """Two blocks of attention with one head, and what a head reads."""
     rng, tokens, width = np.random.default_rng(0), 24, 64
