@@ -55,7 +55,7 @@ def _by_place(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def named(block: SBlock) -> SBlock:
         name = str(block.name_hint)
-        return analysis.renamed(block, places[name]) if name in places else block
+        return analysis.block_with(block, name_hint=places[name]) if name in places else block
 
     body = tvm_ffi.structural_map(function.body, (SBlock, named))
     return tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)

@@ -4,5 +4,6 @@ Of an ONNX file halves are widened (`onnx_float32`), arithmetic on shapes is don
 by it (`onnx_branches`), and operators that TVM lacks taken apart: those of ONNX Runtime (`onnx_contributed`), those
 that ONNX defines by others (`onnx_functions`), and the rest (`onnx_decompositions`). `source` says which model is meant
 and what is wrong with that. May import `contracts`, `machine`, `tir` and `graph`;
-not search, tuning or measuring. torch is imported where a .pt2 file is read, since the default install is without it.
+not search, tuning or measuring. torch is imported where a .pt2 file is read, since the default install is without it;
+`torch_outputs` runs such a file by torch itself, to compare with.
 """

@@ -66,6 +66,11 @@ def _attention(
     return result if is_causal else torch.where(readable.any(-1, keepdim=True), result, 0.0)
 
 
+def dtype_of(value: Any) -> str:
+    """The type of a tensor of torch, as TVM calls it."""
+    return str(value.dtype).removeprefix("torch.")
+
+
 def _embedding(node: Any, importer: Any) -> relax.Var:
     """A plain gather by the ids as they come; the importer casts, flattens and restores them."""
     table, ids = (importer.env[argument] for argument in node.args[:2])
@@ -94,7 +99,7 @@ def _select(node: Any, importer: Any) -> relax.Var:
 def _cumsum(node: Any, importer: Any) -> relax.Var:
     """Sums of booleans and small integers are int64 in torch; the importer keeps their type."""
     x = importer.env[node.args[0]]
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    dtype = dtype_of(node.meta["val"])
     if str(x.ty.dtype) != dtype:
         x = importer.block_builder.emit(relax.op.astype(x, dtype))
     return importer.block_builder.emit(relax.op.cumsum(x, axis=node.args[1]))
@@ -171,7 +176,7 @@ def _joined(node: Any, importer: Any) -> relax.Var:
 def _put(node: Any, importer: Any) -> relax.Var:
     """One value where a mask says so; the importer takes places alone."""
     (x, places, values), is_added = node.args[:3], len(node.args) > 3 and node.args[3]
-    is_masked = len(places) == 1 and str(places[0].meta["val"].dtype) == "torch.bool"
+    is_masked = len(places) == 1 and dtype_of(places[0].meta["val"]) == "bool"
     if not is_masked or is_added or values.meta["val"].numel() != 1:
         return importer._index_put(node)
     x, mask, value = (importer.env[each] for each in (x, places[0], values))

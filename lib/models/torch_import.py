@@ -8,7 +8,6 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,7 @@ from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, simplify
 from lib.models import torch_archive, torch_recurrence
 from lib.models.torch_archive import first_line
-from lib.models.torch_converters import CONVERTERS, decompositions
+from lib.models.torch_converters import CONVERTERS, decompositions, dtype_of
 
 
 def load(path: Path, *, has_loops: bool = True) -> Model:
@@ -107,16 +106,10 @@ def _settle_numbers(torch: ModuleType, program: Any) -> bool:
     """
     items = program.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default)
     known = _known(torch, program) if items else {}
-    settled = [node for node in items if node in known]
-    for node in settled:
-        for user in list(node.users):
-            number = partial(_with_number, node, known[node])
-            user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), number)
-    return bool(settled)
-
-
-def _with_number(known: Any, value: float, node: Any) -> Any:
-    return value if node is known else node
+    numbers = {node: known[node] for node in items if node in known}
+    for user in {user for node in numbers for user in node.users}:
+        user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
+    return bool(numbers)
 
 
 def _check_shapes(torch: ModuleType, program: Any, path: Path) -> None:
@@ -209,7 +202,7 @@ def _fold_constants(torch: ModuleType, program: Any) -> None:
         used = any(user not in known for user in node.users)
         if used and isinstance(value, torch.Tensor):
             name = f"_folded_{node.name}"
-            constant = relax.const(value.numpy(force=True), str(value.dtype).removeprefix("torch."))
+            constant = relax.const(value.numpy(force=True), dtype_of(value))
             setattr(program.graph_module, name, constant)
             with graph.inserting_before(node):
                 folded = graph.create_node("get_attr", name)

@@ -55,20 +55,14 @@ def with_body(loop: tirx.For, body: tirx.Stmt) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
 
 
-def block_with_body(block: SBlock, body: tirx.Stmt, init: tirx.Stmt | None = None) -> SBlock:
-    """A block that does something else, and begins with something else where it reduces."""
-    return SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, body, init, block.alloc_buffers,
-        block.match_buffers, block.annotations,
-    )  # fmt: skip
+_OF_BLOCKS = (
+    "iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers", "annotations",
+)  # fmt: skip
 
 
-def renamed(block: SBlock, name: str) -> SBlock:
-    """The same block by another name."""
-    return SBlock(
-        block.iter_vars, block.reads, block.writes, name, block.body, block.init, block.alloc_buffers,
-        block.match_buffers, block.annotations,
-    )  # fmt: skip
+def block_with(block: SBlock, **changes: Any) -> SBlock:
+    """The same block but for some of its fields."""
+    return SBlock(*(changes[name] if name in changes else getattr(block, name) for name in _OF_BLOCKS))
 
 
 def replaced(expr: Any, values: Mapping[Any, Any]) -> Any:

@@ -29,7 +29,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
             init = _from_infinity(init)
         elif isinstance(body, tirx.BufferStore) and isinstance(body.value, tirx.FloatImm):  # decomposed: by itself
             body = _from_infinity(body)
-        return analysis.block_with_body(block, body, init)
+        return analysis.block_with(block, body=body, init=init)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (SBlock, begun)))
 

@@ -201,7 +201,7 @@ def _earlier(body: tirx.Stmt, border: Border, known: _Known) -> tirx.Stmt:
             lost.append(realization)
             return realization
         body = _in_memory(block.body, {found[0]: found[0] - earlier})
-        return _without(realization, proven, analysis.block_with_body(block, body, block.init))
+        return _without(realization, proven, analysis.block_with(block, body=body))
 
     made = tvm_ffi.structural_map(body, (SBlockRealize, moved))
     return _inside(body, border, border.remainder, known) if lost else made

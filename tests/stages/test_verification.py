@@ -172,7 +172,7 @@ def test_outputs_that_vanish_pass_and_their_size_is_told(cpu, pool, tmp_path):
 
 
 def beside(file, built, cpu, pool, check=lambda _library: None):
-    """What is found of a model beside an ONNX file."""
+    """What is found of a model beside the file that it came from."""
     with peer_of(Original(file, cpu, is_timed=True)) as peer:
         peer.infer(built.inputs, built.folder / "outputs-onnx.npz")
         return compile.verify(built, Estimate(1.0), CONFIG, pool, peer, check=check)

@@ -162,12 +162,9 @@ def normed(x, scale, shift):
     return op.mean(op.nn.layer_norm(x, scale, shift, axes=[-1]), axis=[1])
 
 
-@pytest.mark.parametrize("before", [0, 2])
-def test_names_of_blocks_do_not_tell_how_many_variables_a_model_has(before, cpu):
+def test_names_of_blocks_do_not_tell_how_many_variables_a_model_has(cpu):
     def built(x, scale, shift):
-        for _ in range(before):
-            x = op.sort(x)  # which nothing is fused with
-        return normed(x, scale, shift)
+        return normed(op.sort(op.sort(x)), scale, shift)  # nothing is fused with those
 
     arrays = np.ones((2, 3, 4), np.float32), np.ones(4, np.float32), np.ones(4, np.float32)
     found = extract_subgraphs(fusion.fuse(module(built, *arrays), cpu.tvm()))
