@@ -37,7 +37,7 @@ from lib.tir import lowering
 
 _HEAVIEST = 4  # kernels of a model that are listed
 _COPIES = {"cache": 4 << 20, "memory": 256 << 20}  # bytes
-_KINDS = {"bfloat16": "_bf16", "int8": "_int8"}  # of operators, by the elements of weights
+_KINDS = {"bfloat16": "_bf16", "int8": "_int8", "int16": "_int16"}  # of operators, by the elements of weights
 _PACKED = "_prepacked"  # what TVM calls a kernel whose weights are packed
 
 

@@ -85,7 +85,7 @@ def does_not_run(failure: ModelFailed) -> VerificationError:
 
 def is_quantized(core_operators: Iterable[str], model: ModelFiles) -> bool:
     """Whether a model's file has bytes, even where they are multiplied as floats here."""
-    if any(name.endswith("_int8") for name in core_operators):
+    if any(name.endswith(("_int8", "_int16")) for name in core_operators):
         return True
     return model.kernels.exists() and np.dtype(np.int8) in arrays.dtypes(model.kernels)
 

@@ -21,7 +21,7 @@ from lib.contracts.tables import Provenance
 from lib.graph import fusion
 from lib.graph.algorithms import AS_IT_IS, MULTIPLY_BF16
 from lib.machine import host, targets
-from lib.machine.dots import BF16, INT8
+from lib.machine.dots import BF16, INT8, INT16
 from lib.machine.registers import registers
 from lib.measure import peak
 from lib.measure.absent import AbsentDevice
@@ -29,6 +29,7 @@ from lib.measure.onnx_peer import Original
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts, onnx_rest
+from lib.report.text import narrow_kind
 from lib.tir.workload import load_module
 from lib.tuning import history
 from lib.tuning.hopeless import LEAST, guess_s, is_hopeless
@@ -127,7 +128,9 @@ def run(
         with clock.spent("finalists"):
             peaks = {"peak_flops": peak.flops(target, pool)}
             machine = registers(target.tvm()) if isinstance(target, targets.CpuTarget) else None
-            for name, is_used, kind in (("bf16", precision in MULTIPLY_BF16, BF16), ("int8", has_bytes, INT8)):
+            operators = {narrow_kind(row["core_operator"]) for row in subgraphs}
+            for name, kind in (("bf16", BF16), ("int8", INT8), ("int16", INT16)):
+                is_used = f"_{name}" in operators or (kind == BF16 and precision in MULTIPLY_BF16)
                 if is_used and machine and (instruction := machine.fastest(kind.weights)):
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, instruction)
             multiplies = {"multiplies_matrices": machine is not None and machine.matrix(BF16) is not None}

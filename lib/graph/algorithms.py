@@ -9,6 +9,7 @@ from lib.graph import (
     dot_products,
     lookups,
     packing,
+    pairs,
     pixels,
     precision,
     reweight,
@@ -21,7 +22,7 @@ from lib.graph import (
     winograd_1d,
 )
 from lib.graph.fusion import Model
-from lib.machine.dots import BF16, INT8
+from lib.machine.dots import BF16, INT8, INT16
 from lib.machine.registers import Registers, registers
 from lib.machine.targets import AnyTarget
 
@@ -78,9 +79,10 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     _require_instructions(config.precision, machine, target.name)
     of_bytes = [dot for dot in machine.dots if dot.weights == INT8.weights]
     takes_unsigned = any(dot.data == INT8.data for dot in of_bytes)
-    if not of_bytes:
+    in_pairs = not of_bytes and INT16 in machine.dots
+    if not of_bytes and not in_pairs:
         model = precision.in_floats(model)
-    elif not takes_unsigned:
+    elif of_bytes and not takes_unsigned:
         model = signed.in_signed(model, of_bytes[0])
     widened: list[reweight.Choose] = []
     if config.widen == "auto":
@@ -107,7 +109,10 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     if widened:
         model = packing.with_whole_vectors(model, machine.lanes)
     model = reweight.replaced(model, choices)
-    chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
+    if in_pairs:
+        chosen = pairs.in_pairs(model, machine.lanes)
+    else:
+        chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
     if machine.looks_up:
         chosen = lookups.in_tables(chosen)
     return precision.in_bf16(chosen, machine.lanes, matrix) if is_narrow else chosen

@@ -7,9 +7,9 @@ from tvm import relax
 from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from lib.graph.rewrite import dtype, is_call, mutated, static_shape
+from lib.graph.rewrite import OF_BYTES, dtype, is_call, mutated, static_shape
 
-_NARROW, _WIDE = ("bfloat16", "uint8", "int8"), "float32"
+_NARROW, _WIDE = ("bfloat16", *OF_BYTES), "float32"
 _OF_UNITS = ("relax.subtract", "relax.multiply")  # of bytes: their zero point, and their scale
 
 

@@ -24,17 +24,17 @@ FUNCTION = "packed_product"  # name of the functions, for people
 _FEWEST_ROWS = 8  # for which columns are copied to get more of them, which parts of vectors would fill
 
 
-def pack(model: Model, dot: Dot, lanes: int, wide: str | None = None) -> Model:
+def pack(model: Model, dot: Dot, lanes: int, given: tuple[str, str] | None = None) -> Model:
     """The model with its products of two activations, of one batch each, as an instruction takes them; the same model
     if it has none.
 
     Args:
         lanes: Of the machine's vectors.
-        wide: The element type of the factors as they are, if they are to be cast; else they have that of the
+        given: The element types of the factors as they are, if they are to be cast; else they have those of the
             instruction.
     """
-    given = (wide, wide) if wide else (dot.data, dot.weights)
-    rules = [Rule(FUNCTION, ("relax.matmul", "relax.einsum"), partial(_packed, dot, lanes, given))]
+    types = given or (dot.data, dot.weights)
+    rules = [Rule(FUNCTION, ("relax.matmul", "relax.einsum"), partial(_packed, dot, lanes, types))]
     return rewritten(model, rules)
 
 

@@ -13,7 +13,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
-from lib.graph.rewrite import dtype, is_call, is_channels_last, mutated
+from lib.graph.rewrite import OF_BYTES, dtype, is_call, is_channels_last, mutated
 
 _FUNCTION = "conv2d"
 
@@ -41,10 +41,15 @@ def taken_in(
 
 def _is_around_pixels(expr: relax.Expr) -> bool:
     """Whether an operator puts a constant around images: the zero point of bytes (`lib.graph.rules.quantization`)."""
-    if not is_call(expr, "relax.nn.pad") or str(expr.attrs.pad_mode) != "constant":
+    if not is_of_constant(expr):
         return False
     widths = [int(n) for n in expr.attrs.pad_width]
     return not any([*widths[:2], *widths[-2:]])
+
+
+def is_of_constant(expr: relax.Expr) -> bool:
+    """Whether an operator puts a constant around a tensor."""
+    return is_call(expr, "relax.nn.pad") and str(expr.attrs.pad_mode) == "constant"
 
 
 def _reads_bytes(function: object) -> bool:
@@ -56,7 +61,7 @@ def _reads_bytes(function: object) -> bool:
 
 def _is_of_bytes(expr: relax.Expr) -> bool:
     return (
-        is_call(expr, "relax.nn.conv2d") and dtype(expr.args[0]) in ("uint8", "int8")
+        is_call(expr, "relax.nn.conv2d") and dtype(expr.args[0]) in OF_BYTES
         and is_channels_last(expr)
     )  # fmt: skip
 
@@ -66,9 +71,7 @@ class _Padder(PyExprMutator):
     def visit_call_(self, old: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(old)
         pad = self.lookup_binding(call.args[0]) if call.args and isinstance(call.args[0], relax.Var) else None
-        if pad is None or not _is_of_bytes(call) or not is_call(pad, "relax.nn.pad"):
-            return call
-        if str(pad.attrs.pad_mode) != "constant" or any(int(n) for n in call.attrs.padding):
+        if pad is None or not _is_of_bytes(call) or not is_of_constant(pad) or any(int(n) for n in call.attrs.padding):
             return call
         convolution = partial(
             _padded, [int(n) for n in pad.attrs.pad_width], int(pad.attrs.pad_value),

@@ -41,7 +41,7 @@ _LEAST_SHARE = 4  # a slice of less than one in so many elements is rounded by i
 
 def in_bf16(model: Model, lanes: int, matrix: Matrix | None = None) -> Model:
     """The model with its products, and its convolutions in NHWC, in bf16; the same model if it has none. Input channels
-    are padded to what an instruction takes at once (`_more`).
+    are padded to what an instruction takes at once (`more_channels`).
 
     Args:
         lanes: Of the machine's vectors.
@@ -51,7 +51,7 @@ def in_bf16(model: Model, lanes: int, matrix: Matrix | None = None) -> Model:
     by_lines = [partial(lines.replacement, matrix, _WIDE)] if matrix else []
     offers: list[reweight.Choose] = [*by_lines, partial(_replacement, matrix), _narrow_recurrence]
     found = reweight.replaced(_with_merged_groups(model, matrix, _WIDE), offers)
-    found = packing.pack(found, BF16, lanes, _WIDE)
+    found = packing.pack(found, BF16, lanes, (_WIDE, _WIDE))
     if found is model:
         return model
     return Model(_rounded_early(found.module), found.weights)
@@ -102,7 +102,7 @@ def rounded_before_it_is_moved(rewriter: Rewriter, call: relax.Call) -> relax.Ex
 def in_floats(model: Model) -> Model:
     """The model with its contractions of bytes in float32, between casts, for CPUs that multiply vectors of integers
     slower than those of floats (AVX2). Sums below 2**24 are exact; larger ones are rounded like any float."""
-    return rewritten(reweight.replaced(model, [_of_floats]), [activations_in_floats])
+    return rewritten(reweight.replaced(model, [of_floats]), [activations_in_floats])
 
 
 @rule("relax.matmul")
@@ -114,7 +114,8 @@ def activations_in_floats(rewriter: Rewriter, call: relax.Call) -> relax.Expr | 
     return op.astype(rewriter.emit(op.matmul(*factors)), _SUMS)
 
 
-def _of_floats(call: relax.Call) -> Replacement | None:
+def of_floats(call: relax.Call) -> Replacement | None:
+    """A contraction of bytes as one of floats."""
     if not is_call(call, *CONTRACTIONS) or dtype(call.args[1]) != "int8":
         return None
     shape = shape_of(call.args[1])
@@ -130,7 +131,7 @@ def _quads(matrix: Matrix | None, call: relax.Call) -> Replacement | None:
     if not is_call(call, *CONTRACTIONS) or dtype(call.args[1]) != "int8":
         return None
     weight = shape_of(call.args[1])
-    more = _more(call, INT8.depth, matrix)
+    more = more_channels(call, INT8.depth, matrix)
     if not more:
         return None
     return Replacement(
@@ -142,7 +143,7 @@ def _quads(matrix: Matrix | None, call: relax.Call) -> Replacement | None:
 def _replacement(matrix: Matrix | None, call: relax.Call) -> Replacement | None:
     if not is_call(call, *CONTRACTIONS) or dtype(call) != _WIDE or dtype(call.args[0]) != _WIDE:
         return None
-    weight, more = shape_of(call.args[1]), _more(call, BF16.depth, matrix)
+    weight, more = shape_of(call.args[1]), more_channels(call, BF16.depth, matrix)
     if more is None:
         return None
     return Replacement(
@@ -164,7 +165,7 @@ def _narrow_recurrence(call: relax.Call) -> Replacement | None:
     )  # fmt: skip
 
 
-def _more(call: relax.Call, depth: int, matrix: Matrix | None) -> int | None:
+def more_channels(call: relax.Call, depth: int, matrix: Matrix | None) -> int | None:
     """How many input channels, of each group, a product or convolution gets, which are zeros; None if an instruction
     that sums so many does not fit it.
 

@@ -13,7 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
 from lib.graph.fusion import Model
-from lib.graph.rewrite import dtype, is_call, static_shape
+from lib.graph.rewrite import OF_BYTES, dtype, is_call, static_shape
 from lib.tir import gaps
 
 _NARROW = "bfloat16"
@@ -181,7 +181,7 @@ def deeper_data(builder: relax.BlockBuilder, data: relax.Expr, more: int, groups
     """Data with as many channels of zeros after its own, its last axis; after those of each group."""
     if not more:
         return data
-    if groups == 1 and dtype(data) in ("uint8", "int8"):  # may become a part of the convolution (`lib.graph.padding`)
+    if groups == 1 and dtype(data) in OF_BYTES:  # may become a part of the convolution (`lib.graph.padding`)
         return builder.emit(op.nn.pad(data, [0] * (2 * len(shape_of(data)) - 1) + [more], "constant", 0.0))
     spread, marks = partial(_spread, groups, more), patterns.marks(patterns.INJECTIVE)
     return builder.emit(builder.call_te(spread, data, primfunc_name_hint=gaps.DEEPER, primfunc_attrs=marks))

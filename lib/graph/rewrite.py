@@ -13,6 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 CONTRACTIONS = (*CONVOLUTIONS, "relax.matmul")  # that may have a weight
+OF_BYTES = ("uint8", "int8", "int16")  # element types of bytes, and of what they are widened to, to be multiplied
 _SPATIAL = {"conv1d": "W", "conv2d": "HW", "conv3d": "DHW"}
 # Layouts of data and weights with channels last, by operator, as ConvertLayout is told them.
 CHANNELS_LAST = {f"relax.nn.{name}": (f"N{axes}C", f"{axes}IO") for name, axes in _SPATIAL.items()} | {

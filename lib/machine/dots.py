@@ -1,6 +1,7 @@
 """Instructions for elements narrower than float32: of vectors, that add several products to each lane, and of matrices.
 
-A CPU multiplies 16 pairs of bf16, or 16 quads of bytes, in the time of 16 floats. Which of these instructions there are
+A CPU multiplies 16 pairs of bf16, or 16 quads of bytes, in the time of 16 floats; one that has AVX2 alone, 8 pairs of
+integers of 16 bits, which hold bytes, in that of 8. Which of these instructions there are
 decides which programs are worth having; how one is written into a program is `lib.tir.dot`. Some CPUs also have
 registers for small matrices, and an instruction that multiplies two of them and adds the product to a third, in the
 same types and order of elements: sixteen times as many operations (`lib.tir.matrix`).
@@ -20,6 +21,7 @@ class Dot:
     data: str  # element types
     weights: str
     sums: str
+    adds: bool = True  # to the sums, itself; else another instruction does, and a register holds what it adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,11 @@ class Matrix:
 
 BF16 = Dot("vdpbf16ps", frozenset({"avx512bf16"}), 2, "bfloat16", "bfloat16", "float32")
 INT8 = Dot("vpdpbusd", frozenset({"avx512vnni", "avxvnni"}), 4, "uint8", "int8", "int32")
+INT16 = Dot("vpmaddwd", frozenset({"avx2"}), 2, "int16", "int16", "int32", adds=False)
 ARM_BF16 = Dot("bfdot", frozenset({"bf16"}), 2, "bfloat16", "bfloat16", "float32")
 ARM_INT8 = Dot("usdot", frozenset({"i8mm"}), 4, "uint8", "int8", "int32")
 ARM_SIGNED = Dot("sdot", frozenset({"dotprod"}), 4, "int8", "int8", "int32")
-DOTS = (BF16, INT8, ARM_BF16, ARM_INT8, ARM_SIGNED)
+DOTS = (BF16, INT8, INT16, ARM_BF16, ARM_INT8, ARM_SIGNED)
 
 AMX_BF16 = Matrix("tdpbf16ps", "amx-bf16", BF16)
 AMX_INT8 = Matrix("tdpbusd", "amx-int8", INT8)

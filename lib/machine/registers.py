@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tvm.target import Target, codegen
 
-from lib.machine.dots import DOTS, MATRICES, Dot, Matrix
+from lib.machine.dots import DOTS, INT16, MATRICES, Dot, Matrix
 
 FLOAT_BITS = 32
 _ARM_32 = ("armv", "arm-", "thumb")  # triples of the older architecture, which has half as many
@@ -41,7 +41,8 @@ def registers(target: Target) -> Registers:
     dots = tuple(dot for dot in DOTS if dot.features & features)
     if "avx512f" in features:
         lanes = min(16, limit)
-        narrow, looks_up = dots if "avx512vl" in features else (), lanes == 16 and "avx512vbmi" in features
+        narrow = tuple(dot for dot in dots if dot != INT16) if "avx512vl" in features else ()
+        looks_up = lanes == 16 and "avx512vbmi" in features
         return Registers(32, lanes, narrow, _matrices(target, features, lanes), looks_up)
     if "avx" in features:
         return Registers(16, min(8, limit), dots)

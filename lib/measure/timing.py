@@ -15,7 +15,7 @@ Evaluate = Callable[[int, int], list[float]]  # from runs in a repeat, and repea
 
 _LOOK_S = 0.002  # a candidate is not called slow on less than this
 _MEMORY = 96 << 20  # bytes: three times the last-level cache of most machines
-COLD = ("float32", "bfloat16", "int8")  # element types of weights that can be read from memory
+COLD = ("float32", "bfloat16", "int8", "int16")  # element types of weights that can be read from memory
 _DRAWN = (1 << 18) + 1031  # elements, which then repeat; odd, so that weights that follow each other differ
 _ALIGNED = 1024  # elements: where tensors begin in it
 
@@ -83,8 +83,8 @@ class ColdMemory:
         elements = np.resize(random_values((_DRAWN,), "float32", 0, seed=0), _MEMORY // 4 + _ALIGNED)
         if dtype == "bfloat16":  # which DLPack in NumPy does not know; the upper half of a float is one
             elements = np.tile(elements.view(np.uint16)[1::2], 2)
-        elif dtype == "int8":
-            elements = elements.view(np.int8)
+        elif dtype in ("int8", "int16"):
+            elements = elements.view(dtype)
         first = -elements.ctypes.data // elements.itemsize % _ALIGNED
         self._elements = elements[first : first + _MEMORY // elements.itemsize]
 

@@ -205,7 +205,7 @@ def verdict(run: RunRows) -> str:
         told.append(". The outputs vanish, so nothing could be compared")
     else:
         told.append(f". Largest error {run.facts['max_error']:.1e} of the largest output")
-        if run.facts.get("precision") == "bf16" or any(row.operator.endswith("_int8") for row in run.subgraphs):
+        if run.facts.get("precision") == "bf16" or any(row.operator.endswith(NARROW[1:]) for row in run.subgraphs):
             told.append(f" ({run.facts['tolerance']:.2g} is allowed in this precision)")
     if onnx and onnx["failure"]:
         told.append(f"; not compared with its file: {onnx['failure']}")

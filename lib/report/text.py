@@ -125,7 +125,7 @@ def model_lines(run: RunRows) -> str:
     return "\n".join(lines)
 
 
-NARROW = ("_bf16", "_int8")  # how operators end whose elements are
+NARROW = ("_bf16", "_int8", "_int16")  # how operators end whose elements are
 
 
 def narrow_kind(operator: str) -> str:
@@ -150,7 +150,7 @@ def _in_floats(run: RunRows) -> str:
     if not any(row.operator.endswith(NARROW) for row in run.subgraphs):
         return ""
     found: Counter[str] = Counter()
-    is_quantized = any(row.operator.endswith(NARROW[1]) for row in run.subgraphs)
+    is_quantized = any(row.operator.endswith(NARROW[1:]) for row in run.subgraphs)
     otherwise = _TOO_FEW if run.facts.get("precision") in _SPLIT else "not a form that bf16 has a kernel for"
     for row in run.subgraphs:
         is_contraction = "conv" in row.operator or "matmul" in row.operator

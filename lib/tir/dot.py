@@ -16,13 +16,17 @@ from tvm import tirx
 from tvm.s_tir import SBlockRealize
 from tvm.sym import Analyzer
 
-from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT8, Dot, named
+from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT8, INT16, Dot, named
 from lib.machine.registers import registers
 from lib.tir import analysis
 
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
 
-_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes of vectors
+_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), INT16: (4, 8), ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes
+_PAIRS = {
+    4: "llvm.x86.sse2.pmadd.wd",
+    8: "llvm.x86.avx2.pmadd.wd",
+}  # of integers of 16 bits, for vectors of so many lanes
 # TVM knows bf16 as integers, LLVM's intrinsics want its own type.
 _WRAPPER = """
 define <{n} x float> @{name}_{n}(<{n} x float> %c, <{m} x i16> %x, <{m} x i16> %w) alwaysinline nounwind {{
@@ -174,6 +178,8 @@ def _call(dot: Dot, sums: Any, data: Any, weights: Any, lanes: int) -> Any:
     if dot.data == "bfloat16":
         pairs = [tirx.call_intrin(f"uint16x{elements}", "tirx.reinterpret", each) for each in (data, weights)]
         return tirx.call_pure_extern(f"float32x{lanes}", f"{dot.name}_{lanes}", sums, *pairs)
-    quads = tirx.call_intrin(f"{dot.data}x{elements}", "tirx.reinterpret", data)
+    own = tirx.call_intrin(f"{dot.data}x{elements}", "tirx.reinterpret", data)
+    if not dot.adds:
+        return sums + tirx.call_llvm_pure_intrin(f"int32x{lanes}", _PAIRS[lanes], own, weights)
     name = f"llvm.x86.avx512.{dot.name}.{32 * lanes}" if dot == INT8 else f"llvm.aarch64.neon.{dot.name}"
-    return tirx.call_llvm_pure_intrin(f"int32x{lanes}", name, sums, quads, weights)
+    return tirx.call_llvm_pure_intrin(f"int32x{lanes}", name, sums, own, weights)

@@ -11,6 +11,11 @@ _BF16_ULP = 2.0**-7  # of a number's magnitude, at most: the distance of neighbo
 _ROUNDED_OTHERWISE = 1e-3  # share of bytes that may be their neighbours
 _OF_NEIGHBOURS = 0.01  # of the largest value: how far floats may be apart that are computed from neighbouring bytes
 _EQUAL = 1e-4  # of the largest value: floats that are no farther apart differ by how sums were rounded
+_BYTES = {
+    "int8": (-128, 128),
+    "uint8": (0, 256),
+    "int16": (-128, 256),
+}  # from, to; the last are either, to be multiplied
 ONES = -1  # in place of a bound: nothing but ones
 _MASKED = 4  # one element in so many is masked
 VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, which processors may flush to zero
@@ -21,9 +26,9 @@ def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> 
 
     Floats with a bound are small enough that a sum of so many products of them with numbers up to one stays below one.
     Integers are uniform in [0, bound); a bound of 2 makes a mask, and `ONES` nothing but ones; without a bound (0)
-    bytes have all their values, as quantised ones do, and wider integers are small and positive, since programs divide
-    by them. Of a mask at least half are ones, in each row and on the whole: where all is masked, attention no longer
-    depends on queries and keys.
+    bytes have all their values, as quantised ones do, also in 16 bits, and wider integers are small and positive, since
+    programs divide by them. Of a mask at least half are ones, in each row and on the whole: where all is masked,
+    attention no longer depends on queries and keys.
 
     TVM's own random fill writes float bits into integers; a gather with such an index reads out of bounds. And
     values decide the speed of some functions: sums over a few hundred products must stay near 1, as they do in
@@ -37,8 +42,8 @@ def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> 
         return (spread * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
     if dtype == "bool" or bound == 2:
         return _mask(shape, rng).astype(dtype)
-    if dtype in ("int8", "uint8") and not bound:
-        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    if dtype in _BYTES and not bound:
+        return rng.integers(*_BYTES[dtype], shape, dtype)
     return rng.integers(*((0, bound) if bound else (1, _SMALL)), shape).astype(dtype)
 
 

@@ -68,6 +68,7 @@ _NARROW = {
     "bfloat16": "bf16",
     "uint8": "int8",
     "int8": "int8",
+    "int16": "int16",
 }  # element types whose contractions are operators of their own: programs differ
 # `place` writes a part of a concatenation to where it belongs; `dilate` puts zeros between elements.
 MOVEMENTS = ("concat", "place", "slice", "transpose", "reshape", "reverse", "broadcast", "pad", "dilate")

@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from lib.machine.dots import INT8
+from lib.machine.dots import INT8, INT16
 from lib.machine.registers import registers
 from lib.tir import analysis
 
@@ -77,6 +77,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return function
     there, found = registers(target).dots, set[str]()
     has_bf16 = any(dot.data == "bfloat16" for dot in there)
+    is_x86 = INT8 in there or INT16 in there
 
     def call(name: str, kind: str, *values: Any) -> Any:
         found.add(name)
@@ -85,7 +86,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def rounded(cast: tirx.Cast) -> Any:
         if has_bf16 and (cast.ty.dtype, cast.value.ty.dtype) == ("bfloat16", "float32"):
             return tirx.reinterpret("bfloat16", call(_TO_BF16, "uint16", cast.value))
-        numbers = _bounded(cast) if INT8 in there else None
+        numbers = _bounded(cast) if is_x86 else None
         return cast if numbers is None else call(_TO_BYTES, "uint8", *numbers)
 
     body = tvm_ffi.structural_map(function.body, (tirx.Cast, rounded))

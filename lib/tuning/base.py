@@ -23,7 +23,7 @@ from lib.tuning.members import join
 FOLDER = Path(__file__).parent / "base_models"
 CARD = "card.json"
 # Elements narrower than floats: where matrices of them are multiplied, programs are others.
-_NARROW = ("_bf16", "_int8")
+_NARROW = ("_bf16", "_int8", "_int16")
 _SIGNALS_AND_VOLUMES = re.compile("conv[13]d")  # their loops are those of images with one line, or with more axes
 _NO_AVX2 = ("attention", *_NARROW)  # of what nothing was learned from programs for AVX2
 # Whose models a class takes where it has none of its own, the first that has one, but for operators with these ends. Of

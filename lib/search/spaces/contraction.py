@@ -166,8 +166,9 @@ def _tiles(
     extents = [int(axis.dom.extent) for axis in reduction.iter_vars]
     columns = extents[roles.columns] // roles.groups
     may_remain, row_bytes = remainders and roles.groups == 1, _row_bytes(reduction, roles)
-    found = tiling.tiles(extents[roles.rows[-1]], columns, machine, remainders=may_remain, row_bytes=row_bytes)
     dot = instruction(function, reduction, roles, machine)
+    left = machine if dot is None or dot.adds else replace(machine, count=machine.count - 1)
+    found = tiling.tiles(extents[roles.rows[-1]], columns, left, remainders=may_remain, row_bytes=row_bytes)
     if dot is None:
         if tiles := _spread(extents, roles, machine) or found:
             return tiles

@@ -4,6 +4,7 @@ import pytest
 from tvm.target import Target
 
 from lib.machine import targets
+from lib.machine.dots import INT16
 from lib.machine.registers import Registers, narrowed, registers
 
 
@@ -15,12 +16,13 @@ def x86(**parts):
     ("parts", "expected"),
     [
         ({"mcpu": "skylake-avx512"}, Registers(32, 16)),
-        ({"mcpu": "haswell"}, Registers(16, 8)),
+        ({"mcpu": "haswell"}, Registers(16, 8, (INT16,))),
+        ({"mcpu": "sandybridge"}, Registers(16, 8)),
         ({"mcpu": "x86-64"}, Registers(16, 4)),
-        ({"mcpu": "x86-64", "mattr": ["+avx2"]}, Registers(16, 8)),
-        ({"mcpu": "skylake-avx512", "mattr": ["-avx512f"]}, Registers(16, 8)),
+        ({"mcpu": "x86-64", "mattr": ["+avx2"]}, Registers(16, 8, (INT16,))),
+        ({"mcpu": "skylake-avx512", "mattr": ["-avx512f"]}, Registers(16, 8, (INT16,))),
         ({"mcpu": "skylake-avx512", "vector-width": 256}, Registers(32, 8)),
-        ({"mcpu": "haswell", "vector-width": 128}, Registers(16, 4)),
+        ({"mcpu": "haswell", "vector-width": 128}, Registers(16, 4, (INT16,))),
     ],
 )
 def test_registers_are_those_that_the_compiler_may_use(parts, expected):

@@ -53,13 +53,25 @@ def file(path, nodes, shape, weights, outputs=(("y", TensorProto.FLOAT),), domai
     return path
 
 
-def found_in(path, x, cpu, made_for=None):
+def x86(mcpu):
+    return targets.cpu_target(f'{{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "{mcpu}"}}')
+
+
+OF_BYTES, IN_PAIRS, IN_FLOATS = map(x86, ("icelake-server", "haswell", "sandybridge"))  # what these multiply
+
+
+def in_pairs(operators):
+    """What operators of bytes are where pairs are multiplied."""
+    return {"depthwise_conv2d" if "depthwise" in each else each.replace("_int8", "_int16") for each in operators}
+
+
+def found_in(path, x, cpu, made_for=OF_BYTES):
     """The results of the imported file, run without schedules, and the core operators of its kernels.
 
     Args:
         made_for: The target whose instructions decide how bytes are multiplied; this CPU runs them all.
     """
-    model = choose_algorithms(onnx_import.load(path), made_for or cpu, AlgorithmConfig())
+    model = choose_algorithms(onnx_import.load(path), made_for, AlgorithmConfig())
     module = fusion.fuse(model.module, cpu.tvm())
     with cpu.tvm():
         machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
@@ -238,16 +250,39 @@ def test_a_file_is_within_a_quantum_of_its_definition_and_its_contractions_are_o
 def test_without_an_instruction_for_bytes_contractions_are_of_floats_and_compute_the_same(tmp_path, cpu, name):
     nodes, shape, weights, _ = CASES[name]
     path, x = file(tmp_path / "q.onnx", nodes, shape, weights), image(shape)
-    old = targets.cpu_target('{"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}')
     [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
 
-    model = choose_algorithms(onnx_import.load(path), old, AlgorithmConfig())
+    [found], kernels = found_in(path, x, cpu, IN_FLOATS)
 
-    module = fusion.fuse(model.module, old.tvm())
-    machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    found = machine["main"](*[tvm.runtime.tensor(array) for array in (x, *model.weights.values())]).numpy()
     assert np.mean(np.abs(found - expected) > 1e-3) <= 2e-3
-    assert not any(s.core_operator.endswith("_int8") for s in extract_subgraphs(module))
+    assert not any(kernel.endswith(("_int8", "_int16")) for kernel in kernels)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_with_an_instruction_for_pairs_they_are_of_these_and_compute_the_same(tmp_path, cpu, name):
+    nodes, shape, weights, operators = CASES[name]
+    path, x = file(tmp_path / "q.onnx", nodes, shape, weights), image(shape)
+    [expected], _ = found_in(path, x, cpu)
+
+    [found], kernels = found_in(path, x, cpu, IN_PAIRS)
+
+    np.testing.assert_array_equal(found, expected)
+    assert in_pairs(operators) <= kernels
+    assert not any(kernel.endswith("_int8") for kernel in kernels)
+
+
+def test_bytes_that_all_readers_widen_are_stored_so_by_who_makes_them(tmp_path):
+    nodes, shape, weights, _ = CASES["two contractions"]  # which read one tensor
+    path = file(tmp_path / "q.onnx", nodes, shape, weights)
+    model = choose_algorithms(onnx_import.load(path), IN_PAIRS, AlgorithmConfig())
+
+    subgraphs = extract_subgraphs(fusion.fuse(model.module, IN_PAIRS.tvm()))
+
+    made = [tvm.ir.load_json(each.workload)["main"].params[-1].ty.dtype for each in subgraphs]
+    read = [tvm.ir.load_json(each.workload)["main"].params[0].ty.dtype for each in subgraphs
+            if each.core_operator.endswith("_int16")]  # fmt: skip
+    assert read == ["int16", "int16"]
+    assert made.count("int16") == 1
 
 
 PI = targets.cpu_target("raspberry-pi/5")  # its instruction multiplies signed bytes by signed ones
@@ -317,11 +352,11 @@ def test_sums_of_integers_are_exact(tmp_path, cpu, name):
     path, x = file(tmp_path / "q.onnx", [node], shape, {"w": weight}, [("y", TensorProto.INT32)]), image(shape)
     [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
 
-    for made_for in (cpu, PI):
+    for made_for in (OF_BYTES, IN_PAIRS, PI):
         [found], kernels = found_in(path, x, cpu, made_for)
 
         np.testing.assert_array_equal(found, expected)
-        assert any(kernel.endswith("_int8") for kernel in kernels)
+        assert any(kernel.endswith("_int16" if made_for is IN_PAIRS else "_int8") for kernel in kernels)
 
 
 PIXEL = RNG.integers(0, 256, (16, 6, 1, 1)).astype(np.uint8)
@@ -371,11 +406,11 @@ def test_what_is_quantised_when_it_is_known_is_multiplied_in_bytes(tmp_path, cpu
         None, {"a": centred.astype(np.float64), "b": (weight.astype(np.int64) - around).astype(np.float64)}
     )
 
-    for made_for in (cpu, PI):
+    for made_for in (OF_BYTES, IN_PAIRS, PI):
         [found], operators = found_in(path, x, cpu, made_for)
 
         np.testing.assert_allclose(found, expected * scale, rtol=1e-5, atol=1e-5 * np.abs(expected).max() * scale)
-        assert made_for is PI or kernels <= operators
+        assert made_for is PI or (in_pairs(kernels) if made_for is IN_PAIRS else kernels) <= operators
 
 
 def test_scales_that_differ_make_no_subgraph_of_their_own(tmp_path, cpu):
@@ -389,7 +424,7 @@ def test_scales_that_differ_make_no_subgraph_of_their_own(tmp_path, cpu):
     scales = {"sa": np.array(0.01, np.float32), "sb": np.array(0.02, np.float32)}
     outputs = [("y0", TensorProto.FLOAT), ("y1", TensorProto.FLOAT)]
     path = file(tmp_path / "q.onnx", nodes, (5, 10), {"w": MATRIX, **scales}, outputs)
-    module = fusion.fuse(choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig()).module, cpu.tvm())
+    module = fusion.fuse(choose_algorithms(onnx_import.load(path), OF_BYTES, AlgorithmConfig()).module, cpu.tvm())
 
     products = [each for each in extract_subgraphs(module) if each.core_operator == "matmul_int8"]
 
@@ -409,7 +444,10 @@ def test_files_of_onnx_runtimes_own_operators_compute_what_it_computes(tmp_path,
     weights = {"w": KERNEL, "b": BIAS, "m": np.resize(MATRIX, (16, 20)), "mb": np.resize(BIAS, 20), **S9}
     path = file(tmp_path / "q.onnx", nodes, IMAGE, weights, domains=["com.microsoft"])
     x = image()
-    [expected] = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")  # else sums of two may not fit 16 bits
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    [expected] = session.run(None, {"x": x})
 
     [found], kernels = found_in(path, x, cpu)
 
@@ -456,7 +494,7 @@ def test_onnx_runtimes_other_operators_on_bytes(tmp_path, cpu, name):
 
 def kernels_of(path, cpu):
     """The operators of each kernel that takes time, and what it returns."""
-    model = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig())
+    model = choose_algorithms(onnx_import.load(path), OF_BYTES, AlgorithmConfig())
     module = fusion.fuse(model.module, cpu.tvm())
     found = [s for s in extract_subgraphs(module) if s.tunable]
     return [(list(s.operators), str(load_module(s.workload)["main"].params[-1].ty.dtype)) for s in found]
@@ -506,7 +544,7 @@ def test_a_concatenation_moves_bytes(tmp_path, cpu):
     nodes, shape, weights, _ = CASES["concatenation"]
     path = file(tmp_path / "q.onnx", nodes, shape, weights)
 
-    model = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig())
+    model = choose_algorithms(onnx_import.load(path), OF_BYTES, AlgorithmConfig())
 
     made = [binding.value for block in fusion.fuse(model.module, cpu.tvm())["main"].body.blocks
             for binding in block.bindings if isinstance(binding.value, relax.Call)]  # fmt: skip
@@ -519,7 +557,7 @@ def test_what_several_concatenations_join_is_joined_as_it_is(tmp_path, cpu):
     nodes, shape, weights, _ = CASES["the same, joined twice in other units"]
     path = file(tmp_path / "q.onnx", nodes, shape, weights)
 
-    module = choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig()).module
+    module = choose_algorithms(onnx_import.load(path), OF_BYTES, AlgorithmConfig()).module
 
     calls = [b.value for block in module["main"].body.blocks for b in block.bindings if isinstance(b.value, relax.Call)]
     values = {b.var: b.value for block in module["main"].body.blocks for b in block.bindings}
@@ -533,7 +571,7 @@ def test_what_several_concatenations_join_is_joined_as_it_is(tmp_path, cpu):
 def test_what_is_quantised_only_to_be_added_is_rounded_but_stays_a_float(tmp_path, cpu):
     nodes, shape, weights, _ = CASES["residual"]
     path = file(tmp_path / "q.onnx", nodes, shape, weights)
-    module = fusion.fuse(choose_algorithms(onnx_import.load(path), cpu, AlgorithmConfig()).module, cpu.tvm())
+    module = fusion.fuse(choose_algorithms(onnx_import.load(path), OF_BYTES, AlgorithmConfig()).module, cpu.tvm())
 
     [kernel] = [s for s in extract_subgraphs(module) if "depthwise" in s.core_operator]
 

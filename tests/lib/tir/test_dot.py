@@ -13,7 +13,7 @@ from tvm.sym import Analyzer
 from tvm.target import Target
 
 from lib.machine import targets
-from lib.machine.dots import ARM_SIGNED, BF16, INT8
+from lib.machine.dots import ARM_SIGNED, BF16, INT8, INT16
 from lib.machine.registers import registers
 from lib.search import evolution
 from lib.tir import analysis, dot, lowering, prefetch, traces
@@ -23,7 +23,9 @@ from tests.helpers import packed, run_on
 WITH, WITHOUT = ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
                  for mcpu in ("cooperlake", "skylake-avx512"))  # fmt: skip
 DOTS = registers(targets.cpu_target().tvm()).dots  # of this CPU
+FEATURES = {str(feature) for feature in tvm.target.codegen.llvm_get_cpu_features(targets.cpu_target().tvm())}
 needs_it = pytest.mark.skipif(BF16 not in DOTS, reason="needs a CPU with AVX512-BF16")
+needs_avx2 = pytest.mark.skipif(INT16.features.isdisjoint(FEATURES), reason="needs an x86 CPU with AVX2")
 needs_vnni = pytest.mark.skipif(INT8 not in DOTS, reason="needs a CPU with AVX512-VNNI")
 
 
@@ -221,6 +223,48 @@ def test_products_of_bytes_are_numpys_to_the_last_bit(cpu, depth):
         program = traces.program(workload, trace, cpu.tvm())
         np.testing.assert_array_equal(run_on(program, cpu.tvm(), [x, w], np.zeros((13, 48), np.int32)), expected)
         assert bool(instructions(program, cpu.tvm(), INT8.name)) == (depth % 4 == 0)
+
+
+@needs_avx2
+@pytest.mark.parametrize(
+    ("shape", "has_it"),
+    [((13, 48, 32), True), ((16, 24, 10), True), ((8, 12, 6), True), ((13, 48, 7), False)],
+    ids=["a prime number of rows", "few pairs", "vectors of half the width", "no pairs"],
+)
+def test_products_of_pairs_are_numpys_to_the_last_bit(shape, has_it):
+    (rows, columns, depth), old = shape, Target({**WITHOUT, "mcpu": "haswell"})
+    workload, rng = product(rows, columns, depth, INT16), np.random.default_rng(0)
+    x = rng.choice([0, 1, 254, 255], (rows, depth)).astype(np.int16)  # sums of two do not fit 16 bits
+    w = rng.choice([-128, -127, 126, 127], (depth, columns)).astype(np.int16)
+    expected = x.astype(np.int32) @ w.astype(np.int32)
+
+    for trace in programs(workload, old, 4):
+        program = traces.program(workload, trace, old)
+        np.testing.assert_array_equal(run_on(program, old, [x, w], np.zeros(expected.shape, np.int32)), expected)
+        assert bool(instructions(packed(workload, trace, old), old, INT16.name)) == has_it
+
+
+def test_tiles_of_pairs_leave_a_register_to_what_is_added():
+    """AVX2 has sixteen: twelve sums in tiles of floats, two vectors of weights, one of data; and one here."""
+    old, floats = Target({**WITHOUT, "mcpu": "haswell"}), te.placeholder((12, 32), name="x")
+    k = te.reduce_axis((0, 32), "k")
+    w = te.placeholder((32, 48), name="w")
+    out = te.compute((12, 48), lambda i, j: te.sum(floats[i, k] * w[k, j], axis=k), name="out")
+    plain = as_workload(te.create_prim_func([floats, w, out]).with_attr("layout_free_buffers", [1]))
+
+    def spilled(workload):
+        texts = [
+            lowering.build(packed(workload, trace, old), old).inspect_source("s")
+            for trace in programs(workload, old, 12)
+        ]
+        return [text.count("32-byte Spill") for text in texts]
+
+    assert not any(spilled(plain))
+    assert not any(spilled(product(12, 48, 32, INT16)))
+
+
+def test_with_avx_512_integers_of_16_bits_are_not_faster_than_floats():
+    assert INT16 not in registers(Target(WITHOUT)).dots
 
 
 @pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])

@@ -1,0 +1,100 @@
+"""Products of bytes as those of integers of 16 bits, for CPUs that multiply no bytes, but pairs of these (AVX2).
+
+An instruction multiplies two neighbours along a reduction for each lane and adds them, which another one adds to the
+sums: of two thirds as many instructions as floats would take (a Zen 3 does half as many again in the same time), with
+half of their bytes, and as exact as bytes are. Others multiply bytes there four at a time, in sums of two that do not
+fit the 16 bits they get (ONNX Runtime's kernels for AVX2).
+
+Weights are widened once. Data are widened by who makes them where all that read them cast them in any case, else by who
+reads them. What is not multiplied so, as convolutions by channel, is in floats.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from lib.graph import packing, padding, precision, reweight
+from lib.graph.fusion import Model, rewritten
+from lib.graph.reweight import Replacement, shape_of
+from lib.graph.rewrite import CONTRACTIONS, alike, dtype, groups_of, is_call, mutated
+from lib.machine.dots import INT8, INT16
+
+
+def in_pairs(model: Model, lanes: int) -> Model:
+    """The model with its products and convolutions of bytes as those of pairs, or of floats; the same model if it has
+    none. Input channels are padded to an even number.
+
+    Args:
+        lanes: Of the machine's vectors.
+    """
+    found = reweight.replaced(model, [_of_pairs, precision.of_floats])
+    found = packing.pack(found, INT16, lanes, (INT8.data, INT8.weights))
+    found = rewritten(found, [precision.activations_in_floats])
+    return Model(_stored_wide(found.module), found.weights) if found is not model else model
+
+
+def _of_pairs(call: relax.Call) -> Replacement | None:
+    if not is_call(call, *CONTRACTIONS) or dtype(call.args[1]) != INT8.weights:
+        return None
+    weight, more = shape_of(call.args[1]), precision.more_channels(call, INT16.depth, None)
+    if more is None:
+        return None
+
+    def emit(builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
+        data = reweight.deeper_data(builder, _widened(builder, args[0]), more, groups_of(call))
+        return alike(call, data, args[1], INT16.sums)
+
+    return Replacement(
+        kind=(INT16.weights, more), value=lambda values: reweight.deeper(more, values).astype(np.int16),
+        shape=(*weight[:-2], weight[-2] + more, weight[-1]), emit=emit, dtype=INT16.weights,
+    )  # fmt: skip
+
+
+def _widened(builder: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
+    """Data in 16 bits; of those that were padded, what is padded, so that the padding stays next to its reader."""
+    pad = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
+    if pad is None or not padding.is_of_constant(pad):
+        return builder.emit(op.astype(data, INT16.data))
+    inner, width = _widened(builder, pad.args[0]), [int(n) for n in pad.attrs.pad_width]
+    return builder.emit(op.nn.pad(inner, width, "constant", float(pad.attrs.pad_value)))
+
+
+def _stored_wide(module: tvm.IRModule) -> tvm.IRModule:
+    """Bytes that all of their readers cast, some of them to 16 bits, as these."""
+    function = module["main"]
+    casts: dict[relax.Expr, set[str]] = {}
+    others: set[relax.Expr] = set(relax.analysis.free_vars(function.body.body))
+
+    def visit(expr: relax.Expr) -> None:
+        if is_call(expr, "relax.astype"):
+            casts.setdefault(expr.args[0], set()).add(str(expr.attrs.dtype))
+        elif isinstance(expr, relax.Call | relax.Tuple):
+            others.update(expr.args if isinstance(expr, relax.Call) else expr.fields)
+
+    relax.analysis.post_order_visit(function, visit)
+    wide = {data for data, kinds in casts.items() if INT16.data in kinds and isinstance(data, relax.DataflowVar)}
+    return mutated(_Storer(module, wide - others), module)
+
+
+@mutator
+class _Storer(PyExprMutator):
+    def __init__(self, module: tvm.IRModule, stored: set[relax.Expr]) -> None:
+        super().__init__(module)
+        self._stored, self._wide = stored, dict[relax.Var, relax.Var]()
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        super().visit_var_binding_(binding)
+        if binding.var in self._stored:
+            found = self.visit_expr(binding.var)
+            self._wide[found] = self.builder_.emit(op.astype(found, INT16.data))
+
+    def visit_call_(self, old: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(old)
+        wide = self._wide.get(call.args[0]) if is_call(call, "relax.astype") else None
+        if wide is None:
+            return call
+        return wide if str(call.attrs.dtype) == INT16.data else op.astype(wide, str(call.attrs.dtype))
