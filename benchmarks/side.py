@@ -80,6 +80,7 @@ def bundle(folder: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
 
 def onnxruntime(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
     """ONNX Runtime's CPU provider, which computes float32 models in float32."""
+    import onnx
     import onnxruntime as ort
 
     from lib.measure.onnx_process import loses_sums
@@ -97,7 +98,7 @@ def onnxruntime(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loade
         binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array))
 
     def outputs() -> list[np.ndarray]:
-        if threads == 1 or not loses_sums(file):
+        if threads == 1 or not loses_sums(onnx.load(file, load_external_data=False)):
             return found
         options.intra_op_num_threads = 1
         exact = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])

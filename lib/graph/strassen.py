@@ -37,6 +37,7 @@ WEIGHT = ((1, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, -1), (-1, 0, 1, 0), (0, 0, 0, 1)
 RESULT = ((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0), (0, 1, 0, 1, 0, 0, 0), (1, -1, 1, 0, 0, 1, 0))
 _FLOAT = "float32"
 _FROM_MEMORY, _THROUGH_CACHE = 10, 7  # cost of an element, in multiplications
+_SUMS = 8  # of a tile, at least: two are added to each cycle, each takes four
 _WORTH_IT = 0.02  # of the multiplications
 _TILE_VECTORS = (2, 3)  # of which half the columns must be made
 
@@ -67,6 +68,9 @@ def is_taken(rows: Sequence[int], depth: int, columns: int, machine: Registers) 
     if machine.lanes < 2 or depth % (2 * machine.lanes):
         return False
     axis, pairs = paired(rows, machine)
+    in_tiles = pairs if axis == len(rows) - 1 else rows[-1]
+    if not any(in_tiles % height == 0 for vectors in _TILE_VECTORS for height in _heights(vectors, machine)):
+        return False
     padded_rows = 2 * pairs * math.prod(rows) // rows[axis]
     return pays(math.prod(rows), depth, columns, padded_rows, quartered(columns, machine.lanes))
 
@@ -120,9 +124,8 @@ def paired(rows: Sequence[int], machine: Registers) -> tuple[int, int]:
     pairs.
     """
     last = len(rows) - 1
-    most = (machine.count - 3) // 2  # rows of a register tile of two vectors
-    heights = range(most // 3 + 1, most + 1)  # of tiles that keep the cores busy
-    pairs, is_odd = -(-rows[last] // 2), rows[last] % 2
+    heights = _heights(2, machine)
+    most, pairs, is_odd = heights[-1], -(-rows[last] // 2), rows[last] % 2
 
     def is_whole_tiles(n: int) -> bool:
         return any(n % height == 0 for height in heights)
@@ -132,6 +135,13 @@ def paired(rows: Sequence[int], machine: Registers) -> tuple[int, int]:
         if axis < last:
             return axis, rows[axis] // 2
     return last, next((n for n in range(pairs, 2 * pairs) if n <= most or is_whole_tiles(n)), pairs)
+
+
+def _heights(vectors: int, machine: Registers) -> range:
+    """Rows of register tiles of so many vectors that keep the cores busy: with sums enough for their latency, and not
+    much fewer than there are registers for."""
+    most = (machine.count - 1 - vectors) // vectors
+    return range(max(most // 3 + 1, -(-_SUMS // vectors)), most + 1)
 
 
 def summed(weight: np.ndarray, lanes: int) -> np.ndarray:

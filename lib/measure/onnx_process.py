@@ -5,7 +5,7 @@ the reference evaluator of the `onnx` package, which is exact and slow.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,11 @@ import onnx
 
 from lib.measure.connection import Connection
 from lib.measure.protocol import Infer, Inferred, OnnxOpened, OpenOnnx, TimeLibrary
+from lib.runtime.family_tuner_runtime import cpu
 
+_VNNI = ("avx512vnni", "avxvnni")
+_OF_BYTES = ("Quant", "Integer", "QLinear", "QGemm", "QAttention")  # in names of operators
+_PRODUCTS, _INT8 = ("MatMulInteger", "ConvInteger"), onnx.TensorProto.INT8
 Run = Callable[[], Sequence[np.ndarray]]
 _Infer = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]  # of inputs in order
 
@@ -80,12 +84,15 @@ def _load(file: Path, compared: Path, threads: int, as_written: bool) -> Opened:
     except ImportError:
         return _reference(compared)
 
-    def session(file: Path, n: int) -> _Infer:
+    def session(model: Path | bytes, n: int, *, exactly: bool = False) -> _Infer:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = n
         if as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        made = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        if exactly:
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        given = model if isinstance(model, bytes) else str(model)
+        made = onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
         names = [value.name for value in made.get_inputs()]
 
         def run(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -95,26 +102,59 @@ def _load(file: Path, compared: Path, threads: int, as_written: bool) -> Opened:
         return run
 
     run = session(file, threads)
-    is_alone = threads > 1 and loses_sums(compared)
-    compute = session(compared, 1 if is_alone else threads) if is_alone or compared != file else run
+    model = onnx.load(compared, load_external_data=False)
+    is_alone = threads > 1 and loses_sums(model)
+    exact = with_zero_points(compared, model) if saturates(model) else None
+    if exact is not None:
+        compute = session(exact, 1 if is_alone else threads, exactly=True)
+    else:
+        compute = session(compared, 1 if is_alone else threads) if is_alone or compared != file else run
     return Opened(run, compute, f"ONNX Runtime {onnxruntime.__version__}", True)
 
 
-def loses_sums(file: Path) -> bool:
+def loses_sums(model: onnx.ModelProto) -> bool:
     """Whether there is a ScatterND that combines values: where several go to one place, ONNX Runtime loses some of them
     if it has several threads, other ones each time."""
+    scatters = (node for node in _nodes(model) if node.op_type == "ScatterND")
+    return any(each.name == "reduction" and each.s != b"none" for node in scatters for each in node.attribute)
 
-    def scatters(graph: onnx.GraphProto | onnx.FunctionProto) -> bool:
-        for node in graph.node:
-            given = {each.name: each for each in node.attribute}
-            if node.op_type == "ScatterND" and "reduction" in given and given["reduction"].s != b"none":
-                return True
-            if any(map(scatters, (graph for each in node.attribute for graph in (each.g, *each.graphs)))):
-                return True
+
+def saturates(model: onnx.ModelProto) -> bool:
+    """Whether ONNX Runtime may compute a file's products of bytes wrongly on this CPU: without VNNI it adds two in 16
+    bits, which hold 32,767 at most. It says so of itself, and has an option for such CPUs
+    (`onnxruntime_session_options_config_keys.h`, `session.x64quantprecision`)."""
+    if cpu.architecture() != "x86_64" or not all(cpu.missing([name]) for name in _VNNI):
         return False
+    return any(word in node.op_type for node in _nodes(model) for word in _OF_BYTES)
 
-    model = onnx.load(file, load_external_data=False)
-    return any(map(scatters, (model.graph, *model.functions)))
+
+def with_zero_points(file: Path, model: onnx.ModelProto) -> Path | bytes | None:
+    """A file as ONNX Runtime can load it with that option: where a product of integers has no zero point of its weight,
+    it ends the process (1.23), so it gets one of zero. None if that cannot be said: of weights in other files."""
+    weights = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    lacking = [node for node in model.graph.node if node.op_type in _PRODUCTS and not (*node.input, "", "")[3]]
+    if not lacking:
+        return file
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+        return None
+    for node in lacking:
+        zero = onnx.helper.make_tensor(f"{node.input[1]}_zero_point", weights.get(node.input[1], _INT8), (), [0])
+        if zero.name not in weights:
+            weights[zero.name] = zero.data_type
+            model.graph.initializer.append(zero)
+        given = [*node.input, ""][:3]
+        del node.input[:]
+        node.input.extend([*given, zero.name])
+    return model.SerializeToString()
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """All of a file, those of graphs within nodes, and of functions, as well."""
+    graphs: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    while graphs:
+        for node in graphs.pop().node:
+            yield node
+            graphs += [graph for each in node.attribute for graph in (each.g, *each.graphs)]
 
 
 def _reference(file: Path) -> Opened:

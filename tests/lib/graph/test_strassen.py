@@ -118,6 +118,32 @@ def test_pairs_leave_rows_that_register_tiles_divide(rows, pair):
 
 
 @pytest.mark.parametrize(
+    ("rows", "pair"),
+    [
+        ((1, 197), (1, 100)),  # tiles of 4 or of 5 rows: those of 3 would have six sums, where a core wants eight
+        ((1, 128), (1, 64)),
+        ((1, 1500), (1, 750)),
+        ((1, 28, 28), (1, 14)),
+    ],
+)
+def test_with_fewer_registers_tiles_are_lower(rows, pair):
+    assert strassen.paired(rows, NARROW) == pair
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_taken"),
+    [
+        ((1, 197), True),  # measured on a Zen 3: 1.05 times as fast, and 0.78 with 99 pairs
+        ((1, 128), True),  # 1.10
+        ((1, 14, 14), False),  # 0.77: two rows of two vectors or of three divide 14 pixels, or seven of one
+    ],
+)
+def test_it_is_not_taken_where_no_good_tile_divides_the_rows(rows, is_taken):
+    assert strassen.is_taken(rows, 1024, 512, NARROW) == is_taken
+    assert strassen.is_taken(rows, 1024, 512, WIDE)
+
+
+@pytest.mark.parametrize(
     ("rows", "depth", "columns", "is_faster"),
     [
         (128, 768, 768, True),  # 1.08 times, measured on a Zen 5 as all of these
