@@ -92,7 +92,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         model = splitting.split(reweight.replaced(model, widened), matrix, parts)
     by_matrices = is_narrow and matrix is not None
     if not by_matrices:  # whose tiles are of several lines as well
-        model = pixels.at_once(model, machine.count)
+        model = pixels.at_once(model, machine.count, in_pairs=in_pairs)
     choices = widened
     if config.strassen == "auto" and not is_narrow and parts == 1:
         choices = [strassen.replacement(machine), *choices]

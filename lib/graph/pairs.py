@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax import op
+from tvm.relax import op, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import packing, padding, precision, reweight
@@ -34,7 +34,11 @@ def in_pairs(model: Model, lanes: int) -> Model:
     found = reweight.replaced(model, [_of_pairs, precision.of_floats])
     found = packing.pack(found, INT16, lanes, (INT8.data, INT8.weights))
     found = rewritten(found, [precision.activations_in_floats])
-    return Model(_stored_wide(found.module), found.weights) if found is not model else model
+    return (
+        Model(_stored_wide(transform.DeadCodeElimination()(found.module)), found.weights)
+        if found is not model
+        else model
+    )
 
 
 def _of_pairs(call: relax.Call) -> Replacement | None:
@@ -55,12 +59,15 @@ def _of_pairs(call: relax.Call) -> Replacement | None:
 
 
 def _widened(builder: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
-    """Data in 16 bits; of those that were padded, what is padded, so that the padding stays next to its reader."""
-    pad = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
-    if pad is None or not padding.is_of_constant(pad):
+    """Data in 16 bits; of those that were padded, what is padded, so that the padding stays next to its reader; and of
+    a view, what it is of."""
+    made = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
+    if is_call(made, "relax.reshape"):
+        return builder.emit(op.reshape(_widened(builder, made.args[0]), shape_of(data)))
+    if made is None or not padding.is_of_constant(made):
         return builder.emit(op.astype(data, INT16.data))
-    inner, width = _widened(builder, pad.args[0]), [int(n) for n in pad.attrs.pad_width]
-    return builder.emit(op.nn.pad(inner, width, "constant", float(pad.attrs.pad_value)))
+    inner, width = _widened(builder, made.args[0]), [int(n) for n in made.attrs.pad_width]
+    return builder.emit(op.nn.pad(inner, width, "constant", float(made.attrs.pad_value)))
 
 
 def _stored_wide(module: tvm.IRModule) -> tvm.IRModule:

@@ -9,6 +9,8 @@ The image is read, and written, as one of a single line: a view. What follows el
 that it stays in the kernel.
 """
 
+from collections.abc import Sequence
+
 import tvm_ffi
 from tvm import relax
 from tvm.relax import op
@@ -20,27 +22,29 @@ from lib.graph.rules import movement
 _FEWEST = 4  # rows of a tile that reads its weights from L2 as fast as it multiplies
 
 
-def at_once(model: Model, registers: int) -> Model:
+def at_once(model: Model, registers: int, *, in_pairs: bool = False) -> Model:
     """The model with 1x1 convolutions in float32 over all pixels where that fills tiles, channels last; the same model
     if it has none.
 
     Args:
         registers: Vector registers of the machine.
+        in_pairs: Convolutions of bytes, which will be those of pairs (`lib.graph.pairs`), as well.
     """
-    over_pixels = _over_pixels(registers)
+    types = [("float32", "float32"), ("int8", "int32")][: 1 + in_pairs]
+    over_pixels = _over_pixels(registers, types)
     module = rewrite(model.module, [over_pixels])
     if tvm_ffi.structural_equal(module, model.module):
         return model
     return Model(rewrite(module, [movement.one_movement, movement.reshape_later]), model.weights)
 
 
-def _over_pixels(registers: int) -> Rule:
+def _over_pixels(registers: int, types: Sequence[tuple[str, str]]) -> Rule:
     @rule("relax.nn.conv2d")
     def over_pixels(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         """A convolution of one pixel at a time, as that of an image whose pixels are all in one line."""
         data, weight = call.args
         image, kernel, out = (rewriter.shape(each) for each in (data, weight, call))
-        if image is None or kernel is None or out is None or (dtype(weight), dtype(call)) != ("float32", "float32"):
+        if image is None or kernel is None or out is None or (dtype(weight), dtype(call)) not in types:
             return None
         lines, pixels = image[0] * image[1], image[2]
         if (

@@ -12,6 +12,7 @@ from lib.tir.traces import EMPTY_TRACE
 
 _STEPS = 1 << 16  # a fifth of a millisecond: what starting the threads takes does not show
 _REPEATS = 5
+_WORDS = 64  # of data, for products that another instruction adds: those with a single word would be computed once
 _VECTORS = 2  # of a tile of matrices; it has as many registers of rows
 
 # Each thread has enough independent sums that the units for multiply-adds never wait for a result.
@@ -27,7 +28,7 @@ def main({params}, y: T.Buffer(({threads}, {sums}, {lanes}), "{kind}")):
             for n in T.unroll({sums}):
                 for lane in T.vectorized({lanes}):
                     held[n, lane] = {first}
-            for _ in range({steps}):
+            for step in range({steps}):
                 for n in T.unroll({sums}):
 {step}
             for n in T.unroll({sums}):
@@ -44,16 +45,19 @@ _FLOATS = {
 """,
 }
 _DOTS = {
-    "params": 'x: T.Buffer(({threads}, {depth}), "{data}"), w: T.Buffer(({threads}, {lanes}, {depth}), "{weights}")',
-    "reads": "x[t, 0:{depth}], w[t, 0:{lanes}, 0:{depth}]",
+    "params": 'x: T.Buffer(({threads}, {words}, {depth}), "{data}"), '
+    'w: T.Buffer(({threads}, {lanes}, {depth}), "{weights}")',
+    "reads": "x[t, 0:{words}, 0:{depth}], w[t, 0:{lanes}, 0:{depth}]",
     "first": "T.{kind}(0)",
     "step": """
                     for lane in T.serial({lanes}, annotations={{"{mark}": "{name}"}}):
                         for product in T.unroll({depth}):
                             with T.sblock("add"):
                                 a, b = T.axis.remap("SS", [n, lane])
+                                m = T.axis.spatial({words}, {word})
                                 k = T.axis.reduce({depth}, product)
-                                held[a, b] = held[a, b] + T.Cast("{kind}", x[t, k]) * T.Cast("{kind}", w[t, b, k])
+                                held[a, b] = held[a, b] + T.Cast("{kind}", x[t, m, k]) * T.Cast(
+                                    "{kind}", w[t, b, k])
 """,
 }
 
@@ -123,7 +127,8 @@ def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = No
     if dot:
         parts = _DOTS
         sizes |= {"depth": dot.depth, "data": dot.data, "weights": dot.weights, "name": dot.name, "mark": MARK,
-                  "kind": dot.sums}  # fmt: skip
+                  "kind": dot.sums, "words": 1 if dot.adds else _WORDS + sums,
+                  "word": 0 if dot.adds else f"step % {_WORDS} + n"}  # fmt: skip
     filled = {name: part.format(**sizes).strip("\n") for name, part in parts.items()}
     return _SOURCE.format(**sizes, **filled)
 

@@ -1,5 +1,6 @@
 """The rows of a tile of 32 registers are 4 to 14 pixels; of 16 registers, 4 to 6."""
 
+import numpy as np
 import pytest
 from tvm.relax import op
 
@@ -38,8 +39,14 @@ def in_halves(x):
     return op.nn.conv2d(op.astype(x, "float16"), weight, data_layout="NHWC", kernel_layout="HWIO")
 
 
-def at_once(build, *inputs, registers=REGISTERS):
-    return becomes(lambda made: pixels.at_once(Model(made, {}), registers).module, build, *inputs)
+def of_bytes(x):
+    weight = const(np.random.default_rng(0).integers(-127, 128, (1, 1, 8, 16)).astype("int8"))
+    data = op.astype(op.abs(x), "uint8")
+    return op.nn.conv2d(data, weight, data_layout="NHWC", kernel_layout="HWIO", out_dtype="int32")
+
+
+def at_once(build, *inputs, registers=REGISTERS, in_pairs=False):
+    return becomes(lambda made: pixels.at_once(Model(made, {}), registers, in_pairs=in_pairs).module, build, *inputs)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,14 @@ def test_convolutions_of_lines_without_whole_tiles_are_of_all_pixels(build, shap
     _, found = at_once(build, shape)
 
     assert found == after
+
+
+@pytest.mark.parametrize(("in_pairs", "n_reshapes"), [(True, 2), (False, 0)])
+def test_those_of_bytes_are_where_they_will_be_of_pairs(in_pairs, n_reshapes):
+    _, found = at_once(of_bytes, IMAGE, in_pairs=in_pairs)
+
+    assert "nn.conv2d" in found
+    assert found.count("reshape") == n_reshapes
 
 
 @pytest.mark.parametrize(
