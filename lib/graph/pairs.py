@@ -62,12 +62,12 @@ def _widened(builder: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
     """Data in 16 bits; of those that were padded, what is padded, so that the padding stays next to its reader; and of
     a view, what it is of."""
     made = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
-    if is_call(made, "relax.reshape"):
+    if made is not None and is_call(made, "relax.reshape"):
         return builder.emit(op.reshape(_widened(builder, made.args[0]), shape_of(data)))
-    if made is None or not padding.is_of_constant(made):
-        return builder.emit(op.astype(data, INT16.data))
-    inner, width = _widened(builder, made.args[0]), [int(n) for n in made.attrs.pad_width]
-    return builder.emit(op.nn.pad(inner, width, "constant", float(made.attrs.pad_value)))
+    if made is not None and padding.is_of_constant(made):
+        inner, width = _widened(builder, made.args[0]), [int(n) for n in made.attrs.pad_width]
+        return builder.emit(op.nn.pad(inner, width, "constant", float(made.attrs.pad_value)))
+    return builder.emit(op.astype(data, INT16.data))
 
 
 def _stored_wide(module: tvm.IRModule) -> tvm.IRModule:

@@ -25,15 +25,13 @@ CARD = "card.json"
 # Elements narrower than floats: where matrices of them are multiplied, programs are others.
 _NARROW = ("_bf16", "_int8", "_int16")
 _SIGNALS_AND_VOLUMES = re.compile("conv[13]d")  # their loops are those of images with one line, or with more axes
-_NO_AVX2 = ("attention", *_NARROW)  # of what nothing was learned from programs for AVX2
 # Whose models a class takes where it has none of its own, the first that has one, but for operators with these ends. Of
 # programs in 32 registers of 128 bits, which NEON has, those of AVX2 order more pairs right than those of AVX-512
 # (benchmarks/README.md, "What ARM starts from"). AMX's CPUs compute floats as those of `avx512x2` do; those that
 # multiply one vector a cycle take from them what they lack: theirs order 0.53 to 0.61 of those CPUs' pairs, none half.
-# Products in Strassen's way have one model, which learned from programs for AVX2 as well.
 _LIKE: dict[str, dict[str, tuple[str, ...]]] = {
-    "avx2": {"avx512x2": _NO_AVX2},
-    "neon": {"avx2": (), "avx512x2": _NO_AVX2},
+    "avx2": {"avx512x2": _NARROW},
+    "neon": {"avx2": (), "avx512x2": _NARROW},
     "avx512": {"avx512x2": _NARROW},
     "avx512x2": {"amx": _NARROW, "avx512": ()},
     "amx": {"avx512x2": _NARROW, "avx512": _NARROW},

@@ -114,9 +114,20 @@ def test_two_vectors_a_cycle_have_their_own_models_and_take_no_programs_of_matri
     assert avx512.of("winograd_conv2d_bf16") is None
 
 
-@pytest.mark.parametrize("name", ["avx2", "neon", "avx512", "amx"])
-def test_products_in_strassens_way_have_one_model_for_all(name):
-    models = base_models(name)
+@pytest.mark.parametrize(
+    ("name", "operator", "like"),
+    [
+        ("neon", "strassen_matmul", "avx2"),
+        ("neon", "attention", "avx2"),
+        ("avx512", "strassen_matmul", "avx512x2"),
+        ("amx", "strassen_matmul", "avx512x2"),
+    ],
+)
+def test_those_without_their_own_begin_with_what_registers_of_their_number_taught(name, operator, like):
+    assert base_models(name).of(operator) == base_models(like).of(operator) is not None
+    assert base_models("avx2").of(operator) != base_models("avx512x2").of(operator)
 
-    assert models.of("strassen_matmul") == base_models("avx512x2").of("strassen_matmul") is not None
-    assert (models.of("attention") is None) == (name in ("avx2", "neon"))
+
+def test_pairs_are_avx2s_alone():
+    assert base_models("avx2").of("conv2d_int16") is not None
+    assert base_models("avx512").of("conv2d_int16") is base_models("avx512x2").of("matmul_int16") is None
