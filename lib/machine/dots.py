@@ -1,10 +1,10 @@
 """Instructions for elements narrower than float32: of vectors, that add several products to each lane, and of matrices.
 
-A CPU multiplies 16 pairs of bf16, or 16 quads of bytes, in the time of 16 floats; one that has AVX2 alone, 8 pairs of
-integers of 16 bits, which hold bytes, in that of 8. Which of these instructions there are
-decides which programs are worth having; how one is written into a program is `lib.tir.dot`. Some CPUs also have
-registers for small matrices, and an instruction that multiplies two of them and adds the product to a third, in the
-same types and order of elements: sixteen times as many operations (`lib.tir.matrix`).
+A CPU multiplies 16 pairs of bf16, or 16 quads of bytes, in the time of 16 floats; with AVX2 alone, 8 pairs of integers
+of 16 bits, which hold bytes, in that of 8, but adds them by another instruction. Which of these there are decides which
+programs are worth having; how one is written into a program is `lib.tir.dot`. Some CPUs also have registers for small
+matrices, and an instruction that multiplies two of them and adds the product to a third, in the same types and order of
+elements: sixteen times as many operations (`lib.tir.matrix`).
 """
 
 from collections.abc import Sequence

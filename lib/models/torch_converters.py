@@ -121,6 +121,9 @@ def _promoted(operation: Callable[[relax.Expr, relax.Expr], relax.Expr], otherwi
         if operation is relax.op.divide and not kind.is_floating_point:
             kind = node.meta["val"].dtype
         if kind == torch.bool:
+            both = [importer.env.get(each) for each in node.args[:2]]
+            if operation in _OF_TRUTHS and None not in both:
+                return emit(_OF_TRUTHS[operation](*both))
             return importer._binary_op(operation, otherwise)(node)
 
         def number(given: Any) -> relax.Expr:
@@ -199,6 +202,7 @@ def _squeeze(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.squeeze(x, kept)) if kept else x
 
 
+_OF_TRUTHS = {relax.op.multiply: relax.op.logical_and, relax.op.add: relax.op.logical_or}  # the same of booleans
 _OF_TWO = {
     "add": (relax.op.add, operator.add),
     "sub": (relax.op.subtract, operator.sub),

@@ -1,6 +1,7 @@
 """Instructions that add several products to each lane of a vector, in place of a marked loop over the lanes.
 
-No loop makes LLVM emit `vdpbf16ps` or `vpdpbusd`, which add two or four products of neighbouring elements to each lane.
+No loop makes LLVM emit `vdpbf16ps` or `vpdpbusd`, which add two or four products of neighbouring elements to each lane,
+nor `vpmaddwd`, which adds two to one another, for a register tile.
 So a space marks the loop over the lanes of a register tile, around the one over these products, with the name of an
 instruction (`lib.machine.dots`); when programs are lowered, one call takes the place of both. Until then a program says
 what it computes in plain arithmetic: its weights are packed, prefetched and peeled like any others, and where an
@@ -23,10 +24,7 @@ from lib.tir import analysis
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
 
 _WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), INT16: (4, 8), ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes
-_PAIRS = {
-    4: "llvm.x86.sse2.pmadd.wd",
-    8: "llvm.x86.avx2.pmadd.wd",
-}  # of integers of 16 bits, for vectors of so many lanes
+_PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd"}  # by lanes, for products that are added apart
 # TVM knows bf16 as integers, LLVM's intrinsics want its own type.
 _WRAPPER = """
 define <{n} x float> @{name}_{n}(<{n} x float> %c, <{m} x i16> %x, <{m} x i16> %w) alwaysinline nounwind {{

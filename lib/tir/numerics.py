@@ -11,11 +11,7 @@ _BF16_ULP = 2.0**-7  # of a number's magnitude, at most: the distance of neighbo
 _ROUNDED_OTHERWISE = 1e-3  # share of bytes that may be their neighbours
 _OF_NEIGHBOURS = 0.01  # of the largest value: how far floats may be apart that are computed from neighbouring bytes
 _EQUAL = 1e-4  # of the largest value: floats that are no farther apart differ by how sums were rounded
-_BYTES = {
-    "int8": (-128, 128),
-    "uint8": (0, 256),
-    "int16": (-128, 256),
-}  # from, to; the last are either, to be multiplied
+_BYTES = {"int8": (-128, 128), "uint8": (0, 256), "int16": (-128, 256)}  # from, to; the last are either of the former
 ONES = -1  # in place of a bound: nothing but ones
 _MASKED = 4  # one element in so many is masked
 VANISHING = 1e-30  # below this largest magnitude, values are denormals soon, which processors may flush to zero

@@ -155,8 +155,10 @@ def test_a_recurrent_layer_with_projections_is_taken_apart(tmp_path, cpu, torch,
         lambda self, x: (x < 2.5).float(),
         lambda self, x: x / x.abs().clamp(min=1),
         lambda self, x: x.float().add(x, alpha=3),
+        lambda self, x: ((x > -3) * (x < 4)).float(),
+        lambda self, x: ((x < -3) + (x > 4)).float(),
     ],
-    ids=["quotient", "half", "less", "two", "alpha"],
+    ids=["quotient", "half", "less", "two", "alpha", "both are true", "one is true"],
 )
 def test_numbers_of_two_kinds_are_what_torch_makes_of_them(tmp_path, cpu, torch, models, function):
     x = torch.arange(-7, 8).reshape(3, 5)
