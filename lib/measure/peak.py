@@ -12,7 +12,9 @@ from lib.tir.traces import EMPTY_TRACE
 
 _STEPS = 1 << 16  # a fifth of a millisecond: what starting the threads takes does not show
 _REPEATS = 5
-_WORDS = 64  # of data, for products that another instruction adds: those with a single word would be computed once
+# Words of data that a loop reads in turn, and by how many a vector of weights is multiplied, where another instruction
+# adds products: the compiler would compute equal ones once, and those that stay the same before the loop.
+_WORDS, _BY_VECTOR = 64, 4
 _VECTORS = 2  # of a tile of matrices; it has as many registers of rows
 
 # Each thread has enough independent sums that the units for multiply-adds never wait for a result.
@@ -46,18 +48,18 @@ _FLOATS = {
 }
 _DOTS = {
     "params": 'x: T.Buffer(({threads}, {words}, {depth}), "{data}"), '
-    'w: T.Buffer(({threads}, {lanes}, {depth}), "{weights}")',
-    "reads": "x[t, 0:{words}, 0:{depth}], w[t, 0:{lanes}, 0:{depth}]",
+    'w: T.Buffer(({threads}, {vectors}, {lanes}, {depth}), "{weights}")',
+    "reads": "x[t, 0:{words}, 0:{depth}], w[t, 0:{vectors}, 0:{lanes}, 0:{depth}]",
     "first": "T.{kind}(0)",
     "step": """
                     for lane in T.serial({lanes}, annotations={{"{mark}": "{name}"}}):
                         for product in T.unroll({depth}):
                             with T.sblock("add"):
                                 a, b = T.axis.remap("SS", [n, lane])
-                                m = T.axis.spatial({words}, {word})
+                                m, v = T.axis.spatial({words}, {word}), T.axis.spatial({vectors}, {vector})
                                 k = T.axis.reduce({depth}, product)
                                 held[a, b] = held[a, b] + T.Cast("{kind}", x[t, m, k]) * T.Cast(
-                                    "{kind}", w[t, b, k])
+                                    "{kind}", w[t, v, b, k])
 """,
 }
 
@@ -127,10 +129,19 @@ def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = No
     if dot:
         parts = _DOTS
         sizes |= {"depth": dot.depth, "data": dot.data, "weights": dot.weights, "name": dot.name, "mark": MARK,
-                  "kind": dot.sums, "words": 1 if dot.adds else _WORDS + sums,
-                  "word": 0 if dot.adds else f"step % {_WORDS} + n"}  # fmt: skip
+                  "kind": dot.sums} | _operands(sums, dot)  # fmt: skip
     filled = {name: part.format(**sizes).strip("\n") for name, part in parts.items()}
     return _SOURCE.format(**sizes, **filled)
+
+
+def _operands(sums: int, dot: Dot) -> dict[str, object]:
+    """How many words of data and vectors of weights there are, and which a sum takes in a step."""
+    if dot.adds:
+        return {"words": 1, "word": 0, "vectors": 1, "vector": 0}
+    return {
+        "words": _WORDS + _BY_VECTOR, "word": f"step % {_WORDS} + n % {_BY_VECTOR}",
+        "vectors": -(-sums // _BY_VECTOR), "vector": f"n // {_BY_VECTOR}",
+    }  # fmt: skip
 
 
 def source_of_matrices(threads: int, instruction: Matrix) -> str:

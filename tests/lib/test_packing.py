@@ -10,6 +10,7 @@ from lib import deploy, packing, sharing
 from lib.contracts import arrays
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
+from lib.machine.registers import registers
 from lib.runtime.family_tuner_runtime.weights import Mapped
 from lib.search import evolution
 from lib.tir.numerics import relative_error
@@ -17,7 +18,7 @@ from lib.tir.packings import packing as order
 from lib.tir.workload import load_module
 
 DEPTH, COLUMNS = 64, 96
-COLUMNWISE = "i1%0/16 i0%0/1 i1%16/1"  # sixteen columns of all rows, then the next
+COLUMNWISE = "i1%0/{lanes} i0%0/1 i1%{lanes}/1"  # a vector of columns of all rows, then the next
 
 
 def layers(rows):
@@ -45,13 +46,14 @@ def weights():
 def built(cpu, tmp_path_factory):
     """For three lengths: the library and what packs its weights, by vectors of columns."""
     folder, found = tmp_path_factory.mktemp("layers"), {}
+    by_vectors = COLUMNWISE.format(lanes=registers(cpu.tvm()).lanes)
     for rows in (32, 16, 24):
         module = fusion.fuse(layers(rows), cpu.tvm())
         traces = {}
         for subgraph in extract_subgraphs(module):
             if "matmul" in subgraph.name:
                 programs = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 64, known=set(), seed=0)
-                trace = next(each.trace for each in programs if order(each.trace) == COLUMNWISE)
+                trace = next(each.trace for each in programs if order(each.trace) == by_vectors)
                 traces |= dict.fromkeys(subgraph.functions, trace)
         assert len(traces) == 2
         files = folder / f"{rows}.so", folder / f"{rows}.json"

@@ -9,6 +9,7 @@ from tvm.relax import op
 from lib.graph import carrying, fusion
 from lib.graph.reweight import shape_of
 from lib.graph.subgraphs import extract_subgraphs
+from lib.machine.registers import registers
 from lib.search import evolution
 from lib.tir import traces
 from lib.tir.workload import load_module
@@ -143,7 +144,8 @@ def test_no_kernel_copies_and_all_of_them_have_whole_vectors(cpu):
         workload = load_module(each.workload)
         [program] = evolution.sample(workload, cpu.tvm(), 1, known=set(), seed=0)
         lanes = re.findall(r"T\.vectorized\((?:T\.int64\()?(\d+)", traces.apply(workload, program.trace).mod.script())
-        assert set(lanes) == {"16"}
+        assert lanes
+        assert all(int(each) % registers(cpu.tvm()).lanes == 0 for each in lanes)
 
 
 @pytest.mark.parametrize(

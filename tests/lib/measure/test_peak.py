@@ -40,12 +40,12 @@ def test_bf16_computes_what_it_counts_by_the_instruction(cpu, tmp_path):
     source = peak.source(threads=2, lanes=8, sums=3, steps=5, dot=BF16)
     library = lowering.build(tvm.IRModule({"main": tvm.script.from_source(source)}), cpu.tvm())
     rng = np.random.default_rng(0)
-    x, w = (rng.random(shape).astype(ml_dtypes.bfloat16) for shape in ((2, 1, 2), (2, 8, 2)))
+    x, w = (rng.random(shape).astype(ml_dtypes.bfloat16) for shape in ((2, 1, 2), (2, 1, 8, 2)))
     y = tvm.runtime.tensor(np.zeros((2, 3, 8), np.float32))
 
     library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), y)
 
-    expected = 5 * np.einsum("tk,tlk->tl", x[:, 0].astype(np.float32), w.astype(np.float32))
+    expected = 5 * np.einsum("tk,tlk->tl", x[:, 0].astype(np.float32), w[:, 0].astype(np.float32))
     np.testing.assert_allclose(y.numpy(), np.repeat(expected[:, None], 3, axis=1), rtol=1e-5)
     assert "vdpbf16ps" in library.inspect_source("s")
 
@@ -55,12 +55,12 @@ def test_bytes_compute_what_they_count_by_the_instruction(cpu):
     source = peak.source(threads=2, lanes=8, sums=3, steps=5, dot=INT8)
     library = lowering.build(tvm.IRModule({"main": tvm.script.from_source(source)}), cpu.tvm())
     rng = np.random.default_rng(0)
-    x, w = rng.integers(0, 256, (2, 1, 4)).astype(np.uint8), rng.integers(-128, 128, (2, 8, 4)).astype(np.int8)
+    x, w = rng.integers(0, 256, (2, 1, 4)).astype(np.uint8), rng.integers(-128, 128, (2, 1, 8, 4)).astype(np.int8)
     y = tvm.runtime.tensor(np.zeros((2, 3, 8), np.int32))
 
     library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), y)
 
-    expected = 5 * np.einsum("tk,tlk->tl", x[:, 0].astype(np.int32), w.astype(np.int32))
+    expected = 5 * np.einsum("tk,tlk->tl", x[:, 0].astype(np.int32), w[:, 0].astype(np.int32))
     np.testing.assert_array_equal(y.numpy(), np.repeat(expected[:, None], 3, axis=1))
     assert "vpdpbusd" in library.inspect_source("s")
 
@@ -68,17 +68,17 @@ def test_bytes_compute_what_they_count_by_the_instruction(cpu):
 @needs_avx2
 def test_pairs_are_multiplied_as_often_as_they_are_counted():
     """Each sum with data of its own: the compiler would multiply once for several, or once before the loop."""
-    old, sums, steps = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}), 3, 70
+    old, sums, steps = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}), 6, 70
     source = peak.source(threads=2, lanes=8, sums=sums, steps=steps, dot=INT16)
     library = lowering.build(tvm.IRModule({"main": tvm.script.from_source(source)}), old)
     rng = np.random.default_rng(0)
-    x, w = (rng.integers(-128, 256, shape).astype(np.int16) for shape in ((2, 64 + sums, 2), (2, 8, 2)))
+    x, w = (rng.integers(-128, 256, shape).astype(np.int16) for shape in ((2, 68, 2), (2, 2, 8, 2)))
     y = tvm.runtime.tensor(np.zeros((2, sums, 8), np.int32))
 
     library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), y)
 
-    of_word = np.einsum("tnk,tlk->tnl", x.astype(np.int32), w.astype(np.int32))
-    expected = [of_word[:, [step % 64 + n for step in range(steps)]].sum(1) for n in range(sums)]
+    of_word = np.einsum("tnk,tvlk->tvnl", x.astype(np.int32), w.astype(np.int32))
+    expected = [of_word[:, n // 4, [step % 64 + n % 4 for step in range(steps)]].sum(1) for n in range(sums)]
     np.testing.assert_array_equal(y.numpy(), np.stack(expected, 1))
     text = library.inspect_source("s")
     loop = max(text.split("\n\tj"), key=lambda part: part.count("vpmaddwd"))  # between two jumps

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lib.contracts.schemas import N_FEATURES
+from lib.graph import strassen
 from lib.machine.registers import registers
 from lib.search import evolution, nest
 from lib.search.features import of_stores
@@ -56,7 +57,7 @@ def test_the_tile_is_the_one_that_the_program_has(cpu, sampled):
         rows, vectors = int(found["tile rows"]), int(found["tile vectors"])
 
         assert f"{rows}" in tile
-        assert f"{vectors}" in tile
+        assert f"{vectors}" in tile or vectors == 1  # which is not told
         assert found["accumulators"] == rows * vectors
 
 
@@ -85,8 +86,9 @@ def test_what_a_task_works_on_covers_the_output_with_all_others(cpu, sampled):
 
 
 def test_products_that_are_computed_where_their_sums_are_have_a_tile_and_a_task_as_well(cpu):
-    lanes = registers(cpu.tvm()).lanes
-    workload = in_strassens_way((1, 196), 128, 12 * lanes, registers(cpu.tvm()))
+    machine = registers(cpu.tvm())
+    lanes, (_, pairs) = machine.lanes, strassen.paired((1, 196), machine)
+    workload = in_strassens_way((1, 196), 128, 12 * lanes, machine)
 
     for proposal in evolution.sample(workload, cpu.tvm(), 12, known=set(), seed=1):
         found, program = told(workload, proposal.trace, cpu), traces.apply(workload, proposal.trace).mod
@@ -95,7 +97,7 @@ def test_products_that_are_computed_where_their_sums_are_have_a_tile_and_a_task_
         assert math.prod(sizes) == found["accumulators"] * lanes
         assert size(found, "tasks") == int(re.findall(r"T\.parallel\((\d+)\)", program.script())[-1])
         in_task = size(found, "rows of a task") * size(found, "columns of a task")
-        assert size(found, "tasks") * in_task == 98 * 6 * lanes  # pairs of rows, columns of half of the weights
+        assert size(found, "tasks") * in_task == pairs * 6 * lanes  # columns of half of the weights
         assert size(found, "tiles of a task") * found["accumulators"] * lanes == in_task
 
 
