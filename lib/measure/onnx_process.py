@@ -102,9 +102,10 @@ def _load(file: Path, compared: Path, threads: int, as_written: bool) -> Opened:
         return run
 
     run = session(file, threads)
-    model = onnx.load(compared, load_external_data=False)
+    may_saturate = adds_in_16_bits()
+    model = onnx.load(compared, load_external_data=False) if threads > 1 or may_saturate else onnx.ModelProto()
     is_alone = threads > 1 and loses_sums(model)
-    exact = with_zero_points(compared, model) if saturates(model) else None
+    exact = with_zero_points(compared, model) if may_saturate and multiplies_bytes(model) else None
     if exact is not None:
         compute = session(exact, 1 if is_alone else threads, exactly=True)
     else:
@@ -119,12 +120,15 @@ def loses_sums(model: onnx.ModelProto) -> bool:
     return any(each.name == "reduction" and each.s != b"none" for node in scatters for each in node.attribute)
 
 
-def saturates(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime may compute a file's products of bytes wrongly on this CPU: without VNNI it adds two in 16
-    bits, which hold 32,767 at most. It says so of itself, and has an option for such CPUs
+def adds_in_16_bits() -> bool:
+    """Whether ONNX Runtime may compute products of bytes wrongly on this CPU: without VNNI it adds two in 16 bits, where
+    32,767 is the most that they hold. It says so of itself, and has an option for such CPUs
     (`onnxruntime_session_options_config_keys.h`, `session.x64quantprecision`)."""
-    if cpu.architecture() != "x86_64" or not all(cpu.missing([name]) for name in _VNNI):
-        return False
+    return cpu.architecture() == "x86_64" and all(cpu.missing([name]) for name in _VNNI)
+
+
+def multiplies_bytes(model: onnx.ModelProto) -> bool:
+    """Whether a file may have such products, by the names of its operators."""
     return any(word in node.op_type for node in _nodes(model) for word in _OF_BYTES)
 
 
