@@ -121,8 +121,8 @@ def loses_sums(model: onnx.ModelProto) -> bool:
 
 
 def adds_in_16_bits() -> bool:
-    """Whether ONNX Runtime may compute products of bytes wrongly on this CPU: without VNNI it adds two in 16 bits, where
-    32,767 is the most that they hold. It says so of itself, and has an option for such CPUs
+    """Whether ONNX Runtime may compute products of bytes wrongly on this CPU: without VNNI it adds two in 16 bits, and
+    these hold 32,767 at most. It says so of itself, and has an option for such CPUs
     (`onnxruntime_session_options_config_keys.h`, `session.x64quantprecision`)."""
     return cpu.architecture() == "x86_64" and all(cpu.missing([name]) for name in _VNNI)
 
