@@ -31,11 +31,16 @@ class DeviceProcesses:
         self._n_libraries = 0
 
     def start_compilers(self, busy: Collection[Worker] = ()) -> None:
-        """One for each core; those that built enough are replaced."""
-        for worker in self.compilers:
-            if worker not in busy and worker.builds >= self._recycle_after:
+        """One for each core; those that built enough are replaced, and those that ended.
+
+        Args:
+            busy: Are left alone, as by `start_drivers`.
+        """
+        idle = [worker for worker in self.compilers if worker not in busy]
+        for worker in idle:
+            if worker.builds >= self._recycle_after:
                 worker.kill()
-        self.compilers = living(self.compilers)
+        self.compilers = [*busy, *living(idle)]
         environment = {"TMPDIR": str(self.scratch())}
         missing = host.physical_cores() - len(self.compilers)
         compiler = partial(Worker, self._target, environment=environment, memory_bytes=self._memory_bytes)
@@ -44,10 +49,14 @@ class DeviceProcesses:
     def start_drivers(self, busy: Collection[Worker] = ()) -> None:
         """One for each device there is; those whose device is gone end when they are idle.
 
+        Args:
+            busy: Are left alone, even those that ended: nobody has heard yet what became of their candidate.
+
         Raises:
             DeviceError: There is no device, and none will come.
         """
-        self.drivers = {driver: self.drivers[driver] for driver in living(self.drivers)}
+        idle = living(driver for driver in self.drivers if driver not in busy)
+        self.drivers = {driver: self.drivers[driver] for driver in [*busy, *idle]}
         missing = Counter(self._fleet.slots())
         if not missing:
             raise self.no_device()

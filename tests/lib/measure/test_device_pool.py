@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,8 @@ from lib.contracts.errors import DeviceError
 from lib.machine import targets
 from lib.measure.device_pool import DevicePool
 from lib.measure.fleet import RpcFleet
+from lib.measure.process import WorkerDied
+from lib.measure.protocol import Begun
 from lib.rpc_server import scratch_folder
 from lib.search import evolution
 from tests.conftest import QUICK
@@ -76,6 +79,25 @@ def test_both_servers_measure(pool, jobs):
 
 def test_a_killed_server_costs_no_candidate(farm, pool, jobs):
     assert measured(pool, jobs, then=lambda: kill(farm.servers[0])) == {"ok": 12}
+
+
+@pytest.mark.parametrize("kind", ["compilers", "drivers"])
+def test_a_process_that_ends_with_a_candidate_is_replaced_when_its_end_was_heard(pool, kind):
+    """Else the pool would listen to what is closed."""
+    processes = pool._processes
+    start = getattr(processes, f"start_{kind}")
+    start()
+    dead, *others = getattr(processes, kind)
+    dead._signal(signal.SIGKILL)
+    until(lambda: not dead.alive())
+
+    start(busy=[dead])
+    assert [*getattr(processes, kind)] == [dead, *others]
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        dead.receive(Begun, 1)
+    start()
+    assert dead not in getattr(processes, kind)
+    assert len(getattr(processes, kind)) == 1 + len(others)
 
 
 def test_a_frozen_server_costs_no_candidate(farm, pool, jobs):
