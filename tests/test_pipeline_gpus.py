@@ -70,14 +70,14 @@ def test_a_killed_run_that_loses_a_gpu_goes_on_with_the_other(gpus, tmp_path):
         stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        until(lambda: written(tmp_path) > 2, 200)
+        await_rows(2, tmp_path, process)
         for each in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # compilers come and go
                 if each.name() == "driver":
                     each.kill()
-        until(lambda: written(tmp_path) > 4, 200)
+        await_rows(4, tmp_path, process)
         gpus.set(UUIDS[1:])
-        until(lambda: written(tmp_path) > 7, 200)
+        await_rows(7, tmp_path, process)
     finally:
         process.kill()
         process.communicate()
@@ -90,8 +90,13 @@ def test_a_killed_run_that_loses_a_gpu_goes_on_with_the_other(gpus, tmp_path):
     assert len({row["candidate_id"] for row in measured}) == len(measured)
 
 
+def await_rows(count: int, tmp_path: Path, process: "subprocess.Popen[str]") -> None:
+    """Until a run that goes on has more rows than that in the journal of the round in flight."""
+    until(lambda: written(tmp_path) > count or process.poll() is not None, 200)
+    assert process.poll() is None, process.communicate()[1]
+
+
 def written(tmp_path: Path) -> int:
-    """Rows of the journal of the round in flight."""
     return sum(path.read_text().count("\n") for path in (tmp_path / "artifacts").rglob("measurements.jsonl"))
 
 
