@@ -11,6 +11,7 @@ error of the convolution in bf16 with m = 2, where a transform adds four element
 too much, so there is none, nor of larger kernels.
 Of volumes, convolutions of 3x3x3 or of any other depth, tiles are those of each frame, and the products sum over the
 frames that a result sees, too: the data of a frame is transformed once.
+Of convolutions in groups, the products are those of each group. Their transforms are shared out among fewer products.
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), sections 3 and 4.
 """
 
@@ -27,7 +28,7 @@ from tvm.relax import op
 from lib.graph import patterns, widen
 from lib.graph.filters import Transforms, entry, minimal, rounded, wide
 from lib.graph.reweight import Choose, Replacement, shape_of
-from lib.graph.rewrite import dtype, is_call, is_channels_last
+from lib.graph.rewrite import dtype, groups_of, is_call, is_channels_last
 from lib.tir.operators import WINOGRAD_LINES
 
 FUNCTION = "conv2d_winograd"  # name of the functions that compute one, for people
@@ -57,10 +58,10 @@ def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> 
     if not tile:
         return None
     *depth, taps, _, inputs, outputs = shape_of(call.args[1])
-    size = minimal(tile, taps).window
-    more = widen.computed(outputs, lanes) - outputs
+    size, groups = minimal(tile, taps).window, groups_of(call)
+    more = widen.computed(outputs, lanes) - outputs if groups == 1 else 0
     return Replacement(
-        kind=(FUNCTION, tile, kind, more),
+        kind=(FUNCTION, tile, kind, groups, more),
         value=lambda kernel: transformed(widen.padded(1, more, kernel), tile, kind),
         shape=(size, size, *depth, inputs, outputs + more),
         emit=partial(_emit, tile, kind, outputs),
@@ -70,7 +71,7 @@ def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> 
 
 def best_tile(
     image: tuple[int, int], channels: tuple[int, int], frames: tuple[int, int] = (1, 1), depth: int = 1,
-    kind: str = _WIDE, instructions: str = "", taps: int = 3,
+    kind: str = _WIDE, instructions: str = "", taps: int = 3, groups: int = 1,
 ) -> int:  # fmt: skip
     """m of the transform for a convolution to outputs of height and width, from and to channels; 0 for none.
 
@@ -82,23 +83,25 @@ def best_tile(
     images together may have more between the steps than the last cache holds: of 48x48x48 with 16 or 32 channels, and
     of 12 frames of 56x56 with 64, 28 to 59 would explain what was measured there. Of CPUs that multiply two vectors of
     512 bits a cycle the first is more: in a ResNet-50 on two cores of a Zen 5, products of 256 channels of 14x14 pixels
-    take 250 to 360 us with m = 4, whose kernels come from memory no faster, and 220 to 260 with m = 2.
+    take 250 to 360 us with m = 4, whose kernels come from memory no faster, and 220 to 260 with m = 2. In groups, blocks
+    of large images are no cheaper (56x56 pixels, 32 groups of 8 channels, a Zen 3); in bf16 these were not measured.
 
     Args:
         frames: How many images are read, and how many are written.
         depth: Images that each result sees.
         instructions: The class of the target.
         taps: Of a side of the kernel.
+        groups: Of the channels.
     """
     height, width = image
-    kernel, area = depth * channels[0] * channels[1], height * width
+    kernel, area = depth * channels[0] * channels[1] // groups, height * width
     share = 0.5 if kind == _NARROW else 1.0  # of a float's time and memory
     from_memory = _FROM_MEMORY_OF.get(instructions, _FROM_MEMORY)
     costs = {0: share * taps**2 * kernel * float(frames[1] * area + from_memory)}
     for tile in _TILES[kind].get(taps, ()):
         positions = minimal(tile, taps).window ** 2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
-        in_blocks = height >= WINOGRAD_LINES * tile and depth == 1 and _fill_blocks(channels, kind)
+        in_blocks = height >= WINOGRAD_LINES * tile and depth == groups == 1 and _fill_blocks(channels, kind)
         between = elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
         through = _IN_BLOCKS if in_blocks else _THROUGH_CACHE if between <= _CACHE else _THROUGH_MEMORY
         products = share * (kernel * frames[1] * elements + from_memory * positions * kernel)
@@ -120,11 +123,14 @@ def transformed(kernel: np.ndarray, tile: int, kind: str = _WIDE) -> np.ndarray:
     return found.astype(ml_dtypes.bfloat16) if kind == _NARROW else found
 
 
-def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence[int]) -> te.Tensor:
+def convolution(
+    data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence[int], groups: int = 1
+) -> te.Tensor:  # fmt: skip
     """A convolution of images (N, H, W, C) or volumes (N, D, H, W, C) with a transformed kernel, to float32.
 
     Args:
         data: Of the element type of the kernel: float32 or bf16.
+        kernel: Of as many input channels as a group has, if there are several.
         padding: Of the images, in lines and columns: top, left, bottom, right; of volumes: front, top, left, back,
             bottom, right.
     """
@@ -139,7 +145,7 @@ def convolution(data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence
     padded = topi.nn.pad(
         data, [0, *front, top, left, 0], [0, *back, bottom + beyond[0], right + beyond[1], 0], name="pad_temp"
     )
-    product = _product(_spread(padded, tiles, transforms, kernel.dtype), kernel, tiles)
+    product = _product(_spread(padded, tiles, transforms, kernel.dtype), kernel, tiles, groups)
     results = _results(product, transforms)
 
     def result(*at: tirx.Var) -> tirx.Expr:
@@ -206,8 +212,8 @@ def _spread(padded: te.Tensor, tiles: _Tiles, transforms: Transforms, kind: str)
     return rounded(spread, kind)
 
 
-def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles) -> te.Tensor:
-    """Of each position, summed over the channels, and of volumes over the images that a result sees, each of which
+def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles, groups: int) -> te.Tensor:
+    """Of each position, summed over the channels of a group, and of volumes over the images that a result sees, each of which
     has its tiles as many places later as an image has tiles. What begins in one volume and ends in the next is unused.
     """
     size, _, *seen, channels, columns = (int(extent) for extent in kernel.shape)
@@ -217,7 +223,8 @@ def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles) -> te.Tensor:
 
     def product(a: tirx.Var, b: tirx.Var, p: tirx.Var, o: tirx.Var) -> tirx.Expr:
         place = sum((step * tiles.of_image for step in steps), p)
-        factors = wide(spread(a, b, place, channel)), wide(kernel(a, b, *steps, channel, o))
+        own = channel if groups == 1 else o // (columns // groups) * channels + channel
+        factors = wide(spread(a, b, place, own)), wide(kernel(a, b, *steps, channel, o))
         return te.sum(factors[0] * factors[1], axis=[*steps, channel])
 
     return te.compute((size, size, count, columns), product, name="product")
@@ -245,15 +252,16 @@ def _tile(call: relax.Call, kind: str, instructions: str) -> int:
     if not is_call(call, "relax.nn.conv2d", "relax.nn.conv3d") or dtype(call) != _WIDE:
         return 0
     attrs = call.attrs
-    is_plain = {int(n) for n in (*attrs.strides, *attrs.dilation, attrs.groups)} == {1}
+    is_plain = {int(n) for n in (*attrs.strides, *attrs.dilation)} == {1}
     data, kernel, out = shape_of(call.args[0]), shape_of(call.args[1]), shape_of(call)
     if not is_plain or not is_channels_last(call) or not out or not data:
         return 0
     *depth, lines, columns, inputs, outputs = kernel
-    if lines != columns or inputs % _LANES or outputs % _LANES:
+    groups = groups_of(call)
+    if lines != columns or inputs % _LANES or outputs // groups % _LANES or (groups > 1 and kind != _WIDE):
         return 0
-    frames = math.prod(data[:-3]), math.prod(out[:-3])
-    return best_tile((out[-3], out[-2]), (inputs, outputs), frames, math.prod(depth), kind, instructions, lines)
+    frames, channels = (math.prod(data[:-3]), math.prod(out[:-3])), (inputs * groups, outputs)
+    return best_tile((out[-3], out[-2]), channels, frames, math.prod(depth), kind, instructions, lines, groups)
 
 
 def _emit(
@@ -263,8 +271,8 @@ def _emit(
     if kind != _WIDE:
         data = builder.emit(op.astype(data, kind))
     computed = builder.call_te(
-        convolution, data, kernel, tile, [int(p) for p in call.attrs.padding], primfunc_name_hint=FUNCTION,
-        primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
+        convolution, data, kernel, tile, [int(p) for p in call.attrs.padding], groups_of(call),
+        primfunc_name_hint=FUNCTION, primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
     is_wider = shape_of(kernel)[-1] > outputs
     return widen.cut(builder, builder.emit(computed), outputs) if is_wider else computed

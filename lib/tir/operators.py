@@ -15,7 +15,7 @@ The core operator of computations that can be written in several ways:
 | grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
 | depthwise convolution of bytes as `lib.graph.words` has it | `depthwise_conv2d_int8` |
 | product or 1x1 convolution as `lib.graph.strassen` has it | `strassen_matmul`: products between sums |
-| 3x3, 5x5 or 7x7 convolution as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
+| 3x3, 5x5 or 7x7 convolution, grouped or not, as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
 | convolution along one axis as `lib.graph.winograd_1d` has it | `winograd_conv1d`: a product between two transforms |
 | product or convolution in float32 as three in bf16 (`lib.graph.splitting`) | as one in bf16 |
 | transposed convolution as `lib.graph.rules.transposed` has it | `matmul` or `conv2d` |
@@ -214,12 +214,12 @@ def _contraction(data: Any, weight: Any, axes: dict[int, set[Any]], extents: dic
         data, weight = weight, data
     shared = analysis.variables(data.indices) & analysis.variables(weight.indices) & axes[analysis.SPATIAL]
     windows = _windows(data, axes)
-    if not windows:
-        return "batch_matmul" if any(extents[var] != 1 for var in shared) else "matmul"
     # A grouped convolution computes the input channel from the output channel: a window, but not over space.
     over_space = [
         i for i in windows if not analysis.variables([i]) & axes[analysis.SPATIAL] & analysis.variables(weight.indices)
     ]
+    if not over_space:  # as well the products of Winograd's convolutions in groups
+        return "batch_matmul" if any(extents[var] != 1 for var in shared) else "matmul"
     kernel = analysis.variables(over_space) & axes[analysis.REDUCTION]
     rank = len(over_space)
     if shared:

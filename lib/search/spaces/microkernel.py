@@ -148,11 +148,15 @@ def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: T
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     (*outer, row), (*window, k) = roles.rows, roles.reduction
-    split = _split(schedule, loops[row], loops[roles.columns], loops[k], tile)
+    columns, groups = loops[roles.columns], []
+    if roles.groups > 1:
+        group, columns = schedule.split(columns, [roles.groups, None])
+        groups.append(group)
+    split = _split(schedule, loops[row], columns, loops[k], tile)
     of_tile = split.within([loops[n] for n in window])
     # Columns of weights stay in L1 for all rows.
     batch, lines = [loops[n] for n in roles.batch], [loops[n] for n in outer]
-    schedule.reorder(*batch, split.columns, *lines, split.rows, *of_tile)
+    schedule.reorder(*batch, *groups, split.columns, *lines, split.rows, *of_tile)
     _fill(schedule, block, results, split, split.rows, tile)
     _initialize(schedule, schedule.decompose_reduction(block, of_tile[0]), tile)
 

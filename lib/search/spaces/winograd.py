@@ -54,11 +54,12 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
         [copy] = sketch.get_consumers(block)  # of the accumulators
         _transform_results(sketch, copy, machine)
 
-    tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], extents[roles.columns], machine)]
+    columns = extents[roles.columns] // roles.groups
+    tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], columns, machine)]
     transforms = [partial(tiled, tile, first) for tile in tiles for first in (False, True)]
     across = _across(schedule, block)
     if across and len(roles.reduction) == 1:  # of volumes it is over frames, too
-        found = tiling.tiles(across, extents[roles.columns], machine)
+        found = tiling.tiles(across, columns, machine)
         blocked = [Tile(tile.lanes, tile.vectors, (height,), dot) for tile in found for height in tile.rows]
         results = partial(_transform_results, machine=machine, in_blocks=True)
         transforms += [

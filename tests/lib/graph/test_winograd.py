@@ -108,6 +108,33 @@ def test_of_seven_lines_of_tiles_no_task_has_some(cpu, tile, size):
     assert not any(map(is_in_blocks, sampled(workload(tile, size), cpu, 16)))
 
 
+def of_groups(image, kernel, groups):
+    """The convolutions of each group's channels, side by side."""
+    apart = zip(np.split(image, groups, axis=3), np.split(kernel, groups, axis=3), strict=True)
+    return np.concatenate([convolved(own, weight, 1) for own, weight in apart], axis=3)
+
+
+@pytest.mark.parametrize(("tile", "size", "groups", "of_group"), [(4, 10, 3, (16, 24)), (2, 17, 2, (8, 16))])
+def test_in_groups_it_is_the_convolution_of_each(cpu, tile, size, groups, of_group):
+    """In stages, and where there are lines enough also some lines of tiles at a time."""
+    image, kernel, _ = arrays(size, (of_group[0], groups * of_group[1]))
+    image = np.concatenate([image * (n + 1) for n in range(groups)], axis=3)
+    expected = of_groups(image, kernel, groups)
+    data, weight = (te.placeholder(shape) for shape in (image.shape, (tile + 2, tile + 2, *kernel.shape[2:])))
+    found = winograd.convolution(data, weight, tile, [1] * 4, groups)
+    given = as_workload(te.create_prim_func([data, weight, found]).with_attr("layout_free_buffers", [1]))
+
+    proposals = evolution.sample(given, cpu.tvm(), 12, known=set(), seed=0)
+
+    assert {proposal.space for proposal in proposals} == {"winograd"}
+    programs = [traces.program(given, proposal.trace, cpu.tvm()) for proposal in proposals]
+    assert any(is_in_blocks(traces.apply(given, each.trace)) for each in proposals) == (size == 17)
+    for program in (given, *programs):
+        inputs = [image, winograd.transformed(kernel, tile)]
+        result = run_on(program, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
 def of_volumes(tile, shape, depth, padding, outputs=32, kind="float32"):
     volume, kernel = te.placeholder(shape, kind), te.placeholder((tile + 2, tile + 2, depth, shape[4], outputs), kind)
     return as_workload(te.create_prim_func([volume, kernel, winograd.convolution(volume, kernel, tile, padding)]))
@@ -263,6 +290,21 @@ def test_larger_kernels_gain_more_and_those_of_many_taps_have_no_transforms(taps
     assert winograd.best_tile((28, 28), (64, 64), kind=kind, taps=taps) == tile
 
 
+@pytest.mark.parametrize(
+    ("image", "channels", "groups", "tile"),
+    [
+        ((56, 56), 48, 2, 4),  # 1.96 times as fast as it is; RegNet's (two cores of a Zen 3, benchmarks/winograd_2d)
+        ((14, 14), 336, 14, 4),  # 1.54
+        ((14, 14), 512, 8, 4),  # 2.08
+        ((7, 7), 888, 37, 0),  # 0.98 at best
+        ((14, 14), 512, 32, 0),  # 0.99; ResNeXt's
+        ((56, 56), 256, 32, 0),  # 0.96
+    ],
+)
+def test_groups_need_channels_that_share_transforms(image, channels, groups, tile):
+    assert winograd.best_tile(image, (channels, channels), groups=groups) == tile
+
+
 @pytest.mark.parametrize(("image", "channels", "tile"), [((28, 28), (128, 128), 4), ((14, 14), (256, 256), 2)])
 def test_kernels_from_memory_cost_more_where_twice_as_much_is_multiplied_a_cycle(image, channels, tile):
     assert winograd.best_tile(image, channels) == 4
@@ -293,6 +335,18 @@ def test_a_convolution_that_gains_is_replaced_with_what_follows_it_fused(cpu):
     assert subgraph.core_operator == "winograd_conv2d"
     assert subgraph.operators[-1] == "max"
     assert evolution.sample(load_module(subgraph.workload), cpu.tvm(), 1, known=set(), seed=0)
+
+
+def test_one_in_groups_is_replaced_in_float32_alone(cpu):
+    given = model(groups=2)
+
+    module, kernels = rewrite(*given)
+    [subgraph] = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+
+    assert kernels["w"].shape == (6, 6, 32, 64)
+    assert subgraph.core_operator == "winograd_conv2d"
+    assert "batch_matmul" in subgraph.operators
+    assert rewrite(*given, is_narrow=True) == (given[0], {})
 
 
 @pytest.mark.parametrize(("outputs", "wider"), [(104, 112), (96, 96), (8, 8)])  # half a vector is no loss
@@ -367,7 +421,7 @@ def test_its_kernel_may_be_packed(cpu):
     assert list(load_module(subgraph.workload)["main"].attrs["layout_free_buffers"]) == [1]
 
 
-@pytest.mark.parametrize("attrs", [{"strides": 2}, {"dilation": 2}, {"groups": 2}, {"kernel": 9}, {"kernel": 1}])
+@pytest.mark.parametrize("attrs", [{"strides": 2}, {"dilation": 2}, {"groups": 16}, {"kernel": 9}, {"kernel": 1}])
 def test_other_convolutions_stay(attrs):
     module, weights = model(**attrs)
 
