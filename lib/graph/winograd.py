@@ -83,8 +83,9 @@ def best_tile(
     images together may have more between the steps than the last cache holds: of 48x48x48 with 16 or 32 channels, and
     of 12 frames of 56x56 with 64, 28 to 59 would explain what was measured there. Of CPUs that multiply two vectors of
     512 bits a cycle the first is more: in a ResNet-50 on two cores of a Zen 5, products of 256 channels of 14x14 pixels
-    take 250 to 360 us with m = 4, whose kernels come from memory no faster, and 220 to 260 with m = 2. In groups, blocks
-    of large images are no cheaper (56x56 pixels, 32 groups of 8 channels, a Zen 3); in bf16 these were not measured.
+    take 250 to 360 us with m = 4, whose kernels come from memory no faster, and 220 to 260 with m = 2. In groups,
+    blocks of large images are no cheaper (56x56 pixels, 32 groups of 8 channels, a Zen 3); in bf16 these were not
+    measured.
 
     Args:
         frames: How many images are read, and how many are written.
@@ -213,8 +214,9 @@ def _spread(padded: te.Tensor, tiles: _Tiles, transforms: Transforms, kind: str)
 
 
 def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles, groups: int) -> te.Tensor:
-    """Of each position, summed over the channels of a group, and of volumes over the images that a result sees, each of which
-    has its tiles as many places later as an image has tiles. What begins in one volume and ends in the next is unused.
+    """Of each position, summed over the channels of a group, and of volumes over the images that a result sees, each of
+    which has its tiles as many places later as an image has tiles. What begins in one volume and ends in the next is
+    unused.
     """
     size, _, *seen, channels, columns = (int(extent) for extent in kernel.shape)
     channel = te.reduce_axis((0, channels), "channel")

@@ -15,7 +15,7 @@ The core operator of computations that can be written in several ways:
 | grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
 | depthwise convolution of bytes as `lib.graph.words` has it | `depthwise_conv2d_int8` |
 | product or 1x1 convolution as `lib.graph.strassen` has it | `strassen_matmul`: products between sums |
-| 3x3, 5x5 or 7x7 convolution, grouped or not, as `lib.graph.winograd` has it | `winograd_conv2d`: a product between transforms |
+| 3x3, 5x5 or 7x7 convolution as `lib.graph.winograd` has it, in groups or not | `winograd_conv2d`: products |
 | convolution along one axis as `lib.graph.winograd_1d` has it | `winograd_conv1d`: a product between two transforms |
 | product or convolution in float32 as three in bf16 (`lib.graph.splitting`) | as one in bf16 |
 | transposed convolution as `lib.graph.rules.transposed` has it | `matmul` or `conv2d` |
