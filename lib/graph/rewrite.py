@@ -1,5 +1,6 @@
 """Rewriting a Relax function by rules: the pass that applies them, and what a rule may query of the function."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ CHANNELS_LAST = {f"relax.nn.{name}": (f"N{axes}C", f"{axes}IO") for name, axes i
     f"relax.nn.{name}_transpose": (f"N{axes}C", f"IO{axes}") for name, axes in _SPATIAL.items()
 }
 STAND_IN = "relax.call_pure_packed"
+_log = logging.getLogger(__name__)
 _MAX_PASSES = 50  # rules that undo one another would never end
 
 
@@ -29,7 +31,7 @@ class Rule:
 
     `operators` are names of Relax; `name[i]` stands for the i-th item of what a call of `name` returns. `apply`
     gets the call with its arguments rewritten already, and returns its replacement, or None where it does not apply.
-    It must come to return None, or rewriting does not end.
+    It must come to return None, or it is left out when rewriting does not end.
     """
 
     name: str
@@ -45,8 +47,8 @@ def rule(*operators: str) -> Callable[[Callable[["Rewriter", relax.Call], relax.
 def rewrite(module: tvm.IRModule, rules: Sequence[Rule]) -> tvm.IRModule:
     """Apply rules to every Relax function, in dataflow order, until none applies; then eliminate dead code.
 
-    Raises:
-        RuntimeError: The rules never come to an end; the message names those that still apply.
+    Rules that undo one another are a fault of theirs, but each of them left the model right: a warning names those that
+    still apply after many passes, and they are left out.
     """
     by_operator: dict[str, list[Rule]] = {}
     for each in rules:
@@ -66,9 +68,12 @@ def rewrite(module: tvm.IRModule, rules: Sequence[Rule]) -> tvm.IRModule:
         module = transform.DeadCodeElimination()(transform.CanonicalizeBindings()(module))
         if not applied:
             return module
-    raise RuntimeError(
-        f"Rewriting does not end: {', '.join(sorted(before | applied))} still apply after {_MAX_PASSES} passes."
-    )
+    endless = before | applied
+    _log.warning(
+        "Rewriting does not end: %s still apply after %d passes, and are left out. The library is right, but may be "
+        "slower than it could be; please report it.", ", ".join(sorted(endless)), _MAX_PASSES,
+    )  # fmt: skip
+    return rewrite(module, [each for each in rules if each.name not in endless])
 
 
 @mutator

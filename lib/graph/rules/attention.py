@@ -16,6 +16,7 @@ from tvm.relax.analysis import udchain
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph.rewrite import Rewriter, Rule, constant, dtype, is_call, rule, static_shape, value_of
+from lib.graph.rules.movement import has_few_rows
 from lib.graph.rules.products import CONTEXT
 
 _HEADS_FIRST = [0, 2, 1, 3]
@@ -35,14 +36,18 @@ def context_by_tokens(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
 
 @rule("relax.matmul")
 def tokens_apart(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """The output projection of attention: batch and tokens, which the importer joins, stay apart."""
+    """The output projection of attention: batch and tokens, which the importer joins, stay apart, unless tokens are so
+    few that `movement.join_few_rows` would join them again."""
     joined = rewriter.calls(call.args[0], "relax.reshape")
     if joined is None or rewriter.calls(joined.args[0], "relax.einsum") is None or len(rewriter.shape(call) or ()) != 2:
         return None
     shape, after, result = rewriter.shape(joined.args[0]), rewriter.shape(call.args[0]), rewriter.shape(call)
     if shape is None or result is None or len(shape) != 4 or after != (shape[0] * shape[1], shape[2] * shape[3]):
         return None
-    apart = rewriter.emit(op.reshape(joined.args[0], (*shape[:2], shape[2] * shape[3])))
+    rows = (*shape[:2], shape[2] * shape[3])
+    if has_few_rows(rows):
+        return None
+    apart = rewriter.emit(op.reshape(joined.args[0], rows))
     return op.reshape(rewriter.emit(op.matmul(apart, call.args[1], out_dtype=dtype(call))), result)
 
 

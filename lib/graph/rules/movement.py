@@ -127,7 +127,7 @@ def keep_leading_axes(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None
     if reshape is None or weight is None or len(weight) != 2 or shape is None:
         return None
     source = rewriter.shape(reshape.args[0])
-    if source is None or source[-1] != weight[0] or len(source) <= len(shape) or _has_few_rows(source):
+    if source is None or source[-1] != weight[0] or len(source) <= len(shape) or has_few_rows(source):
         return None
     return op.reshape(rewriter.emit(op.matmul(reshape.args[0], call.args[1], out_dtype=dtype(call))), shape)
 
@@ -137,13 +137,13 @@ def join_few_rows(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """A product of many short matrices with one weight as that of one long matrix: a recurrent network's layer has
     (steps, batch, features), and register tiles are of neighbouring rows."""
     source, weight, shape = (rewriter.shape(each) for each in (*call.args, call))
-    if source is None or weight is None or shape is None or len(weight) != 2 or not _has_few_rows(source):
+    if source is None or weight is None or shape is None or len(weight) != 2 or not has_few_rows(source):
         return None
     joined = rewriter.emit(op.reshape(call.args[0], (int(np.prod(source[:-1])), source[-1])))
     return op.reshape(rewriter.emit(op.matmul(joined, call.args[1], out_dtype=dtype(call))), shape)
 
 
-def _has_few_rows(shape: Sequence[int]) -> bool:
+def has_few_rows(shape: Sequence[int]) -> bool:
     """Whether a tensor is of several matrices, each of few rows."""
     return len(shape) > 2 and shape[-2] < _FEW_ROWS and int(np.prod(shape[:-2])) > 1
 

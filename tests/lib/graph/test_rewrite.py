@@ -29,9 +29,15 @@ def counting(found):
     return note
 
 
-def test_rules_that_undo_one_another_are_named():
-    with pytest.raises(RuntimeError, match=r"does not end: exp_to_tanh, tanh_to_exp still apply after 50 passes"):
-        rewrite(module(op.exp, (2,)), [exp_to_tanh, tanh_to_exp, rule("relax.sqrt")(lambda rewriter, call: None)])
+def test_rules_that_undo_one_another_are_named_and_left_out(caplog):
+    @rule("relax.sqrt")
+    def other(rewriter, call):
+        return op.negative(call.args[0])
+
+    found = rewrite(module(lambda x: op.add(op.exp(x), op.sqrt(x)), (2,)), [exp_to_tanh, other, tanh_to_exp])
+
+    assert "does not end: exp_to_tanh, tanh_to_exp still apply after 50 passes" in caplog.text
+    assert sorted(operators(found)) in (["add", "exp", "negative"], ["add", "negative", "tanh"])
 
 
 def test_rules_apply_until_none_does():

@@ -96,6 +96,16 @@ def test_batch_and_tokens_come_apart_before_the_last_product():
     assert after == ["einsum", "reshape", "matmul", "reshape"]
 
 
+def test_few_tokens_of_several_texts_stay_joined():
+    """As a MobileViT's on images of 64 pixels: the rule that joins the rows of short matrices would undo it."""
+
+    def build(p, v):
+        gathered = op.reshape(op.einsum((p, v), "bhnm,bhms->bnhs"), (6, 6))
+        return op.matmul(gathered, const(random((6, 4), 1)))
+
+    assert stays([rules.tokens_apart], build, (2, 3, 3, 4), (2, 3, 4, SIZE))
+
+
 @pytest.mark.parametrize("joined", [(2, 5, 6), (2, 3, 10), (2, 30)])
 def test_heads_that_are_joined_otherwise_stay(joined):
     def build(p, v):
