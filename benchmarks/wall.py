@@ -1,12 +1,12 @@
 """Model files of every kind, each tuned as `TuneModel` does: what works, and what is refused how.
 
     python benchmarks/wall_models.py --out FILES                       # makes them, with what torch computes
-    python benchmarks/wall.py --files FILES --out ROWS.parquet [--only NAME ...] [--jobs 2] [--command]
+    python benchmarks/wall.py --files FILES --out ROWS.parquet [--only NAME ...] [--jobs 2] [--command | --quick]
     python benchmarks/wall.py --table ROWS.parquet ...                 # also of `wall_operators.py`
 
 Each file gets a short warm-up round, a library and its verification by the stages of `TuneModel` (with `--command`: by
-the command that a user types); then the library is run on the inputs that lie beside the file, and compared with what
-torch made of them. Nothing is timed, so files go side by side.
+the command that a user types; with `--quick`: is imported and compiled untuned); then the library is run on the inputs
+that lie beside the file, and compared with what torch made of them. Nothing is timed, so files go side by side.
 """
 
 import argparse
@@ -116,17 +116,18 @@ def _beside(file: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     ]
 
 
-def serve(folder: Path) -> None:
+def serve(folder: Path, *, quick: bool) -> None:
     """The process that tries files by the stages."""
     from wall_stages import Stages
 
     stages = Stages()
+    tuned = stages.untuned if quick else stages.outputs
 
     def by_stages(name: str) -> wall_serve.Row:
         inputs, outputs = _beside(folder / name)
         with tempfile.TemporaryDirectory() as work:
             try:
-                return compared(stages.outputs(folder / name, Path(work), inputs), outputs)
+                return compared(tuned(folder / name, Path(work), inputs), outputs)
             except TunerError as error:
                 return {"verdict": refused(str(error)), "told": str(error)}
 
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds for a file")
     parser.add_argument("--command", action="store_true", help="each by the command that a user types")
+    parser.add_argument("--quick", action="store_true", help="import, compile untuned and compare only")
     parser.add_argument("--table", type=Path, nargs="+", help="print what stands in these rows")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -158,7 +160,7 @@ def main() -> None:
         print(summary(pd.concat([pd.read_parquet(path) for path in options.table])))
         return
     if options.serve:
-        serve(options.files)
+        serve(options.files, quick=options.quick)
         return
     names = sorted(path.name for path in options.files.iterdir() if path.suffix in (".onnx", ".pt2"))
     if options.only:
@@ -167,7 +169,13 @@ def main() -> None:
         table = _each_by_command([options.files / name for name in names], options.jobs, options.deadline)
         table.to_parquet(options.out)
     else:
-        command = [__file__, "--serve", "--files", str(options.files.resolve())]
+        command = [
+            __file__,
+            "--serve",
+            "--files",
+            str(options.files.resolve()),
+            *(["--quick"] if options.quick else []),
+        ]
         table = wall_serve.rows(command, names, options.jobs, options.deadline, options.out)
     print(summary(table))
 

@@ -11,7 +11,7 @@ import inspect
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -556,7 +556,7 @@ def batch_of(name: str) -> int:
     return (1, 4)[sorted(MODELS | timm_models()).index(name) % 2]
 
 
-def save(name: str, folder: Path) -> None:
+def save(name: str, model: nn.Module, inputs: Inputs, folder: Path) -> None:
     """Write a model as `.onnx` and as `.pt2`, and beside them, as `.npz`, inputs and what torch makes of them.
 
     Raises:
@@ -565,7 +565,6 @@ def save(name: str, folder: Path) -> None:
     from architectures import save_onnx
     from files import whole
 
-    model, inputs = make(name, batch_of(name))
     with torch.no_grad():
         outputs = [output.numpy() for output in model(**inputs)]
     if not all(np.isfinite(output).all() and np.abs(output).max() > 1e-6 for output in outputs):
@@ -591,11 +590,16 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.one:
         warnings.simplefilter("ignore")  # of torch's exporter, about its own code
-        save(options.one, options.out)
+        save(options.one, *make(options.one, batch_of(options.one)), options.out)
         return
+    make_each(Path(__file__), options.only or list(MODELS | timm_models()), options.out, options.jobs)
+
+
+def make_each(script: Path, names: Sequence[str], folder: Path, jobs: int) -> None:
+    """Have a script make each of these as its `--one`, in a process of its own, and print what came of it."""
 
     def made(name: str) -> bool:
-        command = [sys.executable, __file__, "--out", str(options.out), "--one", name]
+        command = [sys.executable, str(script), "--out", str(folder), "--one", name]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S)
             told = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no word"])[-1]
@@ -604,8 +608,7 @@ def main() -> None:
         print(f"{name:40} {told[:300] or 'made'}", flush=True)
         return not told
 
-    names = options.only or list(MODELS | timm_models())
-    with ThreadPoolExecutor(options.jobs) as executor:
+    with ThreadPoolExecutor(jobs) as executor:
         print(f"{sum(executor.map(made, names))} of {len(names)} made")
 
 

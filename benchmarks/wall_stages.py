@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import tvm
 
 from lib import deploy
@@ -46,7 +47,7 @@ class Stages:
             TunerError: It cannot be imported; in words.
         """
         model = ModelFiles(folder / "model")
-        extract.run(Source(str(file)), self._target, AlgorithmConfig(), provenance=_MADE, out=model)
+        extract.run(_source(file, inputs), self._target, AlgorithmConfig(), provenance=_MADE, out=model)
         module = tvm.ir.load_json(model.module.read_text())
         deploy.build(module, {}, self._target.tvm(), folder / "untuned.so")
         libraries = Libraries(LocalDevice("llvm"))
@@ -64,7 +65,7 @@ class Stages:
         model, target, pool = ModelFiles(folder / "model"), self._target, self._pool
         families, run = model.families("single"), model.run("run")
         first = run.round(0)
-        extract.run(Source(str(file)), target, AlgorithmConfig(), provenance=_MADE, out=model)
+        extract.run(_source(file, inputs), target, AlgorithmConfig(), provenance=_MADE, out=model)
         cluster.run(model.subgraphs, "single", provenance=_MADE, out=families)
         generate.run(model.subgraphs, families, [], target, _PLAN, _SEARCH, seed=0, provenance=_MADE, out=first)
         measure.run(model.subgraphs, pool, provenance=_MADE, out=first)
@@ -78,6 +79,16 @@ class Stages:
             session.open_library("shipped", run.compiled.library, run.compiled.params, folder / "inputs.npz")
             session.infer("shipped", folder / "outputs.npz")
         return _in_order(folder / "outputs.npz")
+
+
+def _source(file: Path, inputs: Sequence[np.ndarray]) -> Source:
+    """A file; one that leaves dimensions open is tuned for those of its inputs."""
+    if file.suffix != ".onnx":
+        return Source(str(file))
+    given = onnx.load(file, load_external_data=False).graph.input
+    is_open = any(not axis.HasField("dim_value") for value in given for axis in value.type.tensor_type.shape.dim)
+    shapes = {value.name: array.shape for value, array in zip(given, inputs, strict=False)}
+    return Source(str(file), shape=" ".join(f"{n}={','.join(map(str, of))}" for n, of in shapes.items()) * is_open)
 
 
 def _in_order(path: Path) -> list[np.ndarray]:

@@ -2,7 +2,8 @@
 
 torch's older exporter writes `If` where a squeeze may find an axis of one element, and `Loop` where a script has one,
 both of shapes. With static shapes their conditions and counts are constants (`onnx_folding` ran before), and one branch
-is left, or so many copies of a body.
+is left, or so many copies of a body. TensorFlow's loops, as Keras's ConvLSTM2D has one, compare a number that they
+carry with a limit: what the condition is made of is computed turn by turn, until it is false.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ def expand(proto: onnx.ModelProto) -> bool:
         prefix = f"{node.op_type}_{n}"
         while any(name.startswith(f"{prefix}_") for name in names):  # of what one of these was before
             prefix += "_"
-        taken = _taken(node, values, prefix, onnx_folding.version(proto))
+        taken = _taken(node, values, prefix, proto)
         if taken is None:
             nodes.append(node)
             continue
@@ -44,7 +45,9 @@ def expand(proto: onnx.ModelProto) -> bool:
 Taken = tuple[list[onnx.NodeProto], list[onnx.TensorProto]]  # nodes, and constants that they read
 
 
-def _taken(node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], prefix: str, version: int) -> Taken | None:
+def _taken(
+    node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], prefix: str, proto: onnx.ModelProto
+) -> Taken | None:  # fmt: skip
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "If":
@@ -56,19 +59,16 @@ def _taken(node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], prefix:
         ends = [helper.make_node("Identity", [body.name(value.name)], [output])
                 for value, output in zip(branch.output, node.output, strict=True) if output]  # fmt: skip
         return [*body.nodes(), *ends], body.constants()
-    return _unrolled(node, values, prefix, version) if node.op_type == "Loop" else None
+    return _unrolled(node, values, prefix, proto) if node.op_type == "Loop" else None
 
 
-def _unrolled(node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], prefix: str, version: int) -> Taken | None:
-    """A loop of a known number of turns that nothing ends before."""
-    body = attributes(node)["body"]
-    count, before, carried = node.input[0], node.input[1], list(node.input[2:])
-    if count not in values or (before and before not in values) or not _always_goes_on(body):
-        return None
-    turns = int(numpy_helper.to_array(values[count]).reshape(()))
-    if before and not numpy_helper.to_array(values[before]).any():
-        turns = 0
-    if not 0 < turns * max(len(body.node), 1) <= _MOST_NODES:
+def _unrolled(
+    node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], prefix: str, proto: onnx.ModelProto
+) -> Taken | None:  # fmt: skip
+    """A loop of a known number of turns."""
+    body, carried, version = attributes(node)["body"], list(node.input[2:]), onnx_folding.version(proto)
+    turns = _turns(node, values, {opset.domain: opset.version for opset in proto.opset_import})
+    if not turns:
         return None
     nodes, made = list[onnx.NodeProto](), list[onnx.TensorProto]()
     rows: list[list[str]] = [[] for _ in body.output[1 + len(carried) :]]
@@ -102,6 +102,68 @@ def _unsqueezed(name: str, output: str, version: int, made: list[onnx.TensorProt
         return helper.make_node("Unsqueeze", [name], [output], axes=[0])
     made.append(numpy_helper.from_array(np.array([0], np.int64), f"{output}_axis"))
     return helper.make_node("Unsqueeze", [name, made[-1].name], [output])
+
+
+def _turns(node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], opsets: dict[str, int]) -> int:
+    """Of a loop that has at least one and becomes no more nodes than may be; else 0, also if that depends on inputs."""
+    body = attributes(node)["body"]
+    count, before, *_ = node.input
+    if any(name and name not in values for name in (count, before)):
+        return 0
+    if before and not numpy_helper.to_array(values[before]).any():
+        return 0
+    most = _MOST_NODES // max(len(body.node), 1)
+    limit = int(numpy_helper.to_array(values[count]).reshape(())) if count else most + 1
+    turns = limit if _always_goes_on(body) else _until_false(node, values, opsets, min(limit, most + 1))
+    return turns if 0 < turns <= most else 0
+
+
+def _until_false(
+    node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], opsets: dict[str, int], most: int
+) -> int:  # fmt: skip
+    """After how many turns the condition of a body is false, or `most` if that is less; 0 if it depends on inputs."""
+    body = attributes(node)["body"]
+    ends = {given.name: after.name for given, after in zip(body.input[2:], body.output[1:], strict=False)}
+    nodes, read = _of_condition(body, ends)
+    carried = {given.name: values[name] for given, name in zip(body.input[2:], node.input[2:], strict=True)
+               if name in values}  # fmt: skip
+    tensors = {**values, **{tensor.name: tensor for tensor in body.initializer}, **carried}
+    known = {name: numpy_helper.to_array(tensors[name]) for name in read if name in tensors}
+    for turn in range(most):
+        known |= {body.input[0].name: np.array(turn, np.int64), body.input[1].name: np.array(True)}
+        for each in nodes:
+            names = [name for name in each.input if name]
+            is_known = all(name in known for name in names)
+            found = onnx_folding.evaluate(each, {n: known[n] for n in names}, opsets) if is_known else None
+            if found is None:
+                return 0
+            known |= found
+        after = {name: end for name, end in ends.items() if name in read}
+        if not known.keys() >= {body.output[0].name, *after.values()}:
+            return 0
+        if not known[body.output[0].name].any():
+            return turn + 1
+        known |= {name: known[end] for name, end in after.items()}
+    return most
+
+
+def _of_condition(body: onnx.GraphProto, ends: Mapping[str, str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes that the condition of a body is made of, in its turn or in a later one, and the names that they read.
+
+    Args:
+        ends: What is carried, by the names that it has before and after a turn.
+    """
+    wanted, nodes = {body.output[0].name}, list[onnx.NodeProto]()
+    n_before = 0
+    while n_before < len(wanted):
+        n_before, nodes = len(wanted), []
+        for node in reversed(body.node):
+            if wanted & set(node.output):
+                nodes.insert(0, node)
+                wanted.update(node.input)
+                wanted.update(onnx_folding.read_inside(node))
+        wanted.update(end for name, end in ends.items() if name in wanted)
+    return nodes, wanted
 
 
 def _always_goes_on(body: onnx.GraphProto) -> bool:

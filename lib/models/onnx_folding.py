@@ -67,8 +67,19 @@ def _evaluate(
     if not all(name in values or name in tensors for name in names):
         return None  # before any is copied: a large table whose rows an input chooses stays where it is
     arguments = {name: values[name] if name in values else numpy_helper.to_array(tensors[name]) for name in names}
+    return evaluate(node, arguments, {opset.domain: opset.version for opset in proto.opset_import})
+
+
+def evaluate(
+    node: onnx.NodeProto, arguments: dict[str, np.ndarray], opsets: dict[str, int]
+) -> dict[str, np.ndarray] | None:  # fmt: skip
+    """The outputs of a node of ONNX's own by name, from the values of its inputs; None if `onnx.reference` finds none.
+
+    Args:
+        opsets: Versions by domain.
+    """
     try:
-        evaluator = ReferenceEvaluator(node, opsets={i.domain: i.version for i in proto.opset_import})
+        evaluator = ReferenceEvaluator(node, opsets=opsets)
         with np.errstate(all="ignore"):  # infinities and the like are results as others
             results = evaluator.run(None, arguments)
     except Exception:  # whatever one of the many operators meets; the importer may still know it

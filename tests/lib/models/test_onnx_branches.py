@@ -119,6 +119,56 @@ def test_a_loop_of_a_known_count_is_as_many_copies(tmp_path, cpu, version, goes_
     check(tmp_path / "m.onnx", cpu, nodes, weights, version, ("y", "rows"))
 
 
+def while_less(limit, count="", steps="step"):
+    """A loop as TensorFlow has it: it carries a number, which it compares with a limit that it carries as well, and
+    data; gives a row for each turn."""
+    body = [
+        helper.make_node("Add", ["n", steps], ["n_next"]),
+        helper.make_node("Less", ["n_next", "limit_before"], ["on_next"]),
+        helper.make_node("Cast", ["n"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["data", "f"], ["data_next"]),
+        helper.make_node("Identity", ["limit_before"], ["limit_after"]),
+        helper.make_node("Neg", ["data_next"], ["row"]),
+    ]
+    number, flag = (TensorProto.INT64, []), (TensorProto.BOOL, [])
+    inner = graph(
+        body, [("on_next", *flag), ("n_next", *number), ("limit_after", *number), ("data_next",), ("row",)],
+        [value("i", *number), value("on", *flag), value("n", *number), value("limit_before", *number), value("data")],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Less", ["first", limit], ["begin"]),
+        helper.make_node("Loop", [count, "begin", "first", limit, "x"], ["n_last", "limit_last", "y", "rows"], body=inner),
+    ]
+    return nodes, [tensor("first", 1), tensor("limit", 8), tensor("step", 3), tensor("count", 2)]
+
+
+@pytest.mark.parametrize("count", ["", "count"])  # three turns, of which two are allowed
+def test_a_loop_goes_on_until_what_it_carries_ends_it(tmp_path, cpu, count):
+    check(tmp_path / "m.onnx", cpu, *while_less("limit", count), outputs=("y", "rows"))
+
+
+@pytest.mark.parametrize(("limit", "steps"), [("from_data", "step"), ("limit", "from_data")])
+def test_a_loop_that_data_end_is_refused_by_name(tmp_path, limit, steps):
+    nodes, weights = while_less(limit, steps=steps)
+    of_data = [helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+               helper.make_node("Cast", ["most"], ["from_data"], to=TensorProto.INT64)]  # fmt: skip
+    made = helper.make_graph([*of_data, *nodes], "g", [value("x", shape=X.shape)], [value("y")], weights)
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), tmp_path / "m.onnx")
+
+    with pytest.raises(ModelError, match="Loop"):
+        onnx_import.load(tmp_path / "m.onnx")
+
+
+def test_a_loop_that_never_ends_is_refused_by_name(tmp_path):
+    nodes, weights = while_less("limit")
+    weights[2] = tensor("step", 0)
+    made = helper.make_graph(nodes, "g", [value("x", shape=X.shape)], [value("y")], weights)
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), tmp_path / "m.onnx")
+
+    with pytest.raises(ModelError, match="Loop"):
+        onnx_import.load(tmp_path / "m.onnx")
+
+
 def test_a_branch_that_values_choose_is_refused_by_name(tmp_path):
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
