@@ -137,7 +137,9 @@ def while_less(limit, count="", steps="step"):
     )  # fmt: skip
     nodes = [
         helper.make_node("Less", ["first", limit], ["begin"]),
-        helper.make_node("Loop", [count, "begin", "first", limit, "x"], ["n_last", "limit_last", "y", "rows"], body=inner),
+        helper.make_node(
+            "Loop", [count, "begin", "first", limit, "x"], ["n_last", "limit_last", "y", "rows"], body=inner
+        ),
     ]
     return nodes, [tensor("first", 1), tensor("limit", 8), tensor("step", 3), tensor("count", 2)]
 
