@@ -72,9 +72,14 @@ def rewritten(rewriting: Rewriting, before: tvm.IRModule) -> tvm.IRModule:
 def becomes(
     rules: Rewriting, build: Callable[..., relax.Expr | list[relax.Expr]], *inputs: Shape | np.ndarray
 ) -> tuple[list[str], list[str]]:
-    """The operators before and after rewriting, which compute the same: that much is checked here."""
+    """The operators before and after rewriting, which compute the same: that much is checked here.
+
+    Raises:
+        ValueError: Variables are read where they are not defined, as those of a dataflow block behind it.
+    """
     before = module(build, *inputs)
     after = rewritten(rules, before)
+    relax.analysis.well_formed(after)
     arrays = [given if isinstance(given, np.ndarray) else random(given, n) for n, given in enumerate(inputs)]
     for found, expected in zip(run(after, *arrays), run(before, *arrays), strict=True):
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
