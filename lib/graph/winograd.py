@@ -54,7 +54,7 @@ def replacement(instructions: str = "", lanes: int = 1, *, is_narrow: bool = Fal
 
 
 def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> Replacement | None:
-    tile = _tile(call, kind, instructions)
+    tile = _tile(call, kind, instructions, lanes)
     if not tile:
         return None
     *depth, taps, _, inputs, outputs = shape_of(call.args[1])
@@ -249,7 +249,7 @@ def _results(product: te.Tensor, transforms: Transforms) -> te.Tensor:
     )
 
 
-def _tile(call: relax.Call, kind: str, instructions: str) -> int:
+def _tile(call: relax.Call, kind: str, instructions: str, lanes: int) -> int:
     """m of the transform for a call; 0 if it is no such convolution, or would not be faster."""
     if not is_call(call, "relax.nn.conv2d", "relax.nn.conv3d") or dtype(call) != _WIDE:
         return 0
@@ -260,7 +260,9 @@ def _tile(call: relax.Call, kind: str, instructions: str) -> int:
         return 0
     *depth, lines, columns, inputs, outputs = kernel
     groups = groups_of(call)
-    if lines != columns or inputs % _LANES or outputs // groups % _LANES or (groups > 1 and kind != _WIDE):
+    if lines != columns or inputs % _LANES or outputs // groups % _LANES:
+        return 0
+    if groups > 1 and (kind != _WIDE or outputs // groups % lanes):  # columns of groups are not padded to whole vectors
         return 0
     frames, channels = (math.prod(data[:-3]), math.prod(out[:-3])), (inputs * groups, outputs)
     return best_tile((out[-3], out[-2]), channels, frames, math.prod(depth), kind, instructions, lines, groups)

@@ -349,6 +349,16 @@ def test_one_in_groups_is_replaced_in_float32_alone(cpu):
     assert rewrite(*given, is_narrow=True) == (given[0], {})
 
 
+@pytest.mark.parametrize(("lanes", "is_taken"), [(8, True), (16, False)])
+def test_groups_have_columns_for_whole_vectors(lanes, is_taken):
+    """24 of each group: RegNet's are direct where vectors have sixteen lanes."""
+    module, weights = model(groups=2, outputs=48)
+
+    _, kernels = reweight.rewrite(module, weights, [winograd.replacement(lanes=lanes)])
+
+    assert bool(kernels) == is_taken
+
+
 @pytest.mark.parametrize(("outputs", "wider"), [(104, 112), (96, 96), (8, 8)])  # half a vector is no loss
 def test_output_channels_are_padded_to_whole_vectors_for_the_products_alone(cpu, outputs, wider):
     module, weights = model(outputs=outputs)
