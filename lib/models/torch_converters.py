@@ -85,7 +85,39 @@ def _index(node: Any, importer: Any) -> relax.Var:
         read = numbers[tuple(index.value.numpy() for index in indices)]
         if np.array_equal(read.ravel(), numbers.ravel()):
             return importer.block_builder.emit(relax.op.reshape(x, read.shape))
-    return importer._index_tensor(node)
+    crossed = _crossed(node, importer)
+    return importer._index_tensor(node) if crossed is None else crossed
+
+
+def _crossed(node: Any, importer: Any) -> relax.Var | None:
+    """Neighbouring axes of which each is read at places of its own, as an enlarged volume reads them: axis by axis.
+    None for all else; of three the importer broadcasts places to what has no common shape."""
+    taken = [(axis, index) for axis, index in enumerate(node.args[1]) if index is not None]
+    shapes = [tuple(index.meta["val"].shape) for _, index in taken]
+    rank = max(map(len, shapes))
+    along = [[rank - len(shape) + n for n, extent in enumerate(shape) if extent != 1] for shape in shapes]
+    places = [place for each in along for place in each]
+    axes = [axis for axis, _ in taken]
+    is_crossed = all(len(each) == 1 for each in along) and places == sorted(set(places))
+    if len(taken) == 1 or not is_crossed or axes != list(range(axes[0], axes[0] + len(axes))):
+        return None
+    found, emit = importer.env[node.args[0]], importer.block_builder.emit
+    for axis, index in taken:
+        found = emit(relax.op.take(found, emit(relax.op.reshape(importer.env[index], (-1,))), axis=axis))
+    return emit(relax.op.reshape(found, tuple(node.meta["val"].shape)))
+
+
+def _convolution(node: Any, importer: Any) -> relax.Var:
+    """Of volumes, transposed: the importer has none."""
+    x, weight, bias, strides, padding, dilation, is_transposed, more, groups = importer.retrieve_args(node)
+    if not is_transposed or x.ty.ndim != 5:
+        return importer._convolution(node)
+    emit = importer.block_builder.emit
+    found = emit(relax.op.nn.conv3d_transpose(
+        x, weight, strides=list(strides), padding=[*padding, *padding], output_padding=list(more),
+        dilation=list(dilation), groups=groups, data_layout="NCDHW", kernel_layout="IODHW",
+    ))  # fmt: skip
+    return found if bias is None else emit(relax.op.add(found, emit(relax.op.reshape(bias, (1, -1, 1, 1, 1)))))
 
 
 def _select(node: Any, importer: Any) -> relax.Var:
@@ -221,6 +253,7 @@ CONVERTERS: dict[str, Convert] = {
     **{f"{name}.{of}": _promoted(*both) for name, both in _OF_TWO.items() for of in ("Tensor", "Scalar")},
     "cat.default": _joined,
     "clamp.default": _clamp,
+    "convolution.default": _convolution,
     "cumsum.default": _cumsum,
     "embedding.default": _embedding,
     "grid_sampler_2d.default": _sampled,

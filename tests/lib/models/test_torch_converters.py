@@ -191,3 +191,28 @@ def test_an_image_is_sampled_where_torch_samples_it(tmp_path, cpu, torch, models
     assert_like_torch(
         torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 6, 7), torch.rand(2, 4, 5, 2) * 2.4 - 1.2
     )
+
+
+@pytest.mark.parametrize("of", ["volumes", "two axes of three", "columns alone"])
+def test_axes_are_read_at_places_of_their_own(tmp_path, cpu, torch, models, of):
+    functions = {
+        "volumes": lambda self, x: torch.nn.functional.interpolate(x, scale_factor=2, mode="trilinear"),
+        "two axes of three": lambda self, x: x[:, :, torch.tensor([[2], [0]]), torch.tensor([3, 1, 1])],
+        "columns alone": lambda self, x: x[:, :, :, :, torch.tensor([[1], [0]])],
+    }
+
+    model = models["function"](functions[of])
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stride": 2}, {"stride": (1, 2, 2), "padding": (1, 0, 1), "output_padding": (0, 1, 1), "bias": False},
+     {"stride": 2, "groups": 2, "dilation": 2}],
+)  # fmt: skip
+def test_volumes_are_convolved_transposed(tmp_path, cpu, torch, models, options):
+    layer = torch.nn.ConvTranspose3d(4, 6, 3, **options)
+    model = models["function"](lambda self, x: self.layer(x), layer=layer).eval()
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(1, 4, 3, 4, 5))
