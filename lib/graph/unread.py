@@ -242,8 +242,9 @@ class _Narrower(PyExprMutator):
         assert needs is not None, "only what told its needs was narrowed, or read a part"
         pairs = zip(arguments(call), needs, strict=True)
         tensors = [self._part(arg, need) for arg, need in pairs if not _is_nothing(need, arg)]
-        is_within = isinstance(binding.var, relax.DataflowVar)  # else what is made is read behind the block as well
-        emit = self.builder_.emit if is_within else self.builder_.emit_output
+        # What is read behind a dataflow block is none of the variables within it.
+        is_result = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
+        emit = self.builder_.emit_output if is_result else self.builder_.emit
         self.set_var_remap(binding.var, emit(_alike(call, tensors, _extents(computed))))
 
     def _part(self, tensor: relax.Expr, need: Region) -> relax.Expr:

@@ -212,6 +212,22 @@ def test_arm_has_its_own_instruction_in_them():
     assert instructions(packed(narrow, proposal.trace, arm), arm, "\tbfdot\t")
 
 
+def test_volumes_may_be_in_groups_as_well(cpu):
+    rng = np.random.default_rng(0)
+    volumes, kernel = (rng.normal(size=shape).astype(np.float32) for shape in ((1, 3, 8, 8, 16), (3, 3, 3, 8, 16)))
+    apart = zip(np.split(volumes, 2, axis=4), np.split(kernel, 2, axis=4), strict=True)
+    expected = np.concatenate([convolved_volumes(*each, (1,) * 6) for each in apart], axis=4)
+    data, weight = (te.placeholder(shape) for shape in (volumes.shape, (6, 6, *kernel.shape[:1], *kernel.shape[3:])))
+    given = as_workload(te.create_prim_func([data, weight, winograd.convolution(data, weight, 4, (1,) * 6, 2)]))
+
+    schedules = sampled(given, cpu, 2)
+
+    for program in (given, *(schedule.mod for schedule in schedules)):
+        inputs = [volumes, winograd.transformed(kernel, 4)]
+        found = run_on(program, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize(
     ("image", "channels", "tile"),
     [
