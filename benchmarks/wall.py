@@ -169,13 +169,8 @@ def main() -> None:
         table = _each_by_command([options.files / name for name in names], options.jobs, options.deadline)
         table.to_parquet(options.out)
     else:
-        command = [
-            __file__,
-            "--serve",
-            "--files",
-            str(options.files.resolve()),
-            *(["--quick"] if options.quick else []),
-        ]
+        quick = ["--quick"] if options.quick else []
+        command = [__file__, "--serve", "--files", str(options.files.resolve()), *quick]
         table = wall_serve.rows(command, names, options.jobs, options.deadline, options.out)
     print(summary(table))
 

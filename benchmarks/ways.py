@@ -3,8 +3,10 @@
 With weights that come from memory, as in a large model. Nothing else may run on the machine.
 """
 
+import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from lib.machine import targets
 from lib.measure.protocol import Build, Define, Time
@@ -14,6 +16,7 @@ from lib.search import evolution
 TARGET = targets.cpu_target()
 os.environ["TVM_NUM_THREADS"] = str(TARGET.threads)
 
+import numpy as np
 import pandas as pd
 import tvm
 
@@ -52,3 +55,44 @@ def best(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     of some other columns."""
     again = table[table["turn"] > 0].groupby([*keys, "way", "program"])["us"].median()
     return again.groupby([*keys, "way"]).min().unstack("way").reset_index()
+
+
+Case = dict[str, str]
+
+
+def compare(
+    document: str, form: str, case_of: Callable[[str], Case],
+    modules_of: Callable[[Case, str], Mapping[str, tvm.IRModule]], report: Callable[[pd.DataFrame], None],
+) -> None:  # fmt: skip
+    """The command line of a script: time the ways of each case, report it, and keep the turns.
+
+    Args:
+        document: What the script says of itself; `form`: how a case is written.
+        modules_of: Workloads by name, of a case and an element type.
+    """
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", help=form)
+    parser.add_argument("--programs", type=int, default=60)
+    parser.add_argument("--kind", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--out", type=Path, required=True, help="keep each turn as Parquet")
+    given = parser.parse_args()
+    found = []
+    for case in map(case_of, given.cases):
+        table = fastest(modules_of(case, given.kind), given.programs).assign(**case, kind=given.kind)
+        report(table)
+        found.append(table)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    pd.concat(found, ignore_index=True).to_parquet(given.out)
+
+
+def told(us: Mapping[str, float], keys: Sequence[str], plain: str, flop: int) -> str:
+    """The fastest program of one way, and how many times as fast the others are.
+
+    Args:
+        us: A row of `best`; `keys`: its columns that are no ways.
+        flop: Of the plain way.
+    """
+    before = float(us[plain])
+    times = [f"{way} {time:.0f} ({before / time:.2f})" for way, time in us.items()
+             if way not in (*keys, plain) and np.isfinite(time)]  # fmt: skip
+    return f"as it is {before:.0f} us ({flop / before / 1e3:.0f} GFLOP/s), {', '.join(times)}"

@@ -6,12 +6,9 @@ Taps, results of a signal (or lines and pixels of an image, along whose lines th
 taps, and the stride of results; with a bias. See `ways.py` for how they are timed.
 """
 
-import argparse
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import tvm
 import ways
@@ -61,39 +58,29 @@ def _named(way: Filter) -> str:
     return f"F({way.tile}, {way.taps})" + (f" x {way.pieces}" if way.pieces > 1 else "")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", help="TAPS:RESULTS:INPUTS:OUTPUTS[:DISTANCE[:STRIDE]]")
-    parser.add_argument("--programs", type=int, default=60)
-    parser.add_argument("--kind", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--out", type=Path, required=True, help="keep each turn as Parquet")
-    given = parser.parse_args()
-    found = []
-    for text in given.cases:
-        case = dict(zip(_CASE, [*text.split(":"), "1", "1"], strict=False))
-        of_case = {_named(way): workload(case, given.kind, way) for way in _filters(case, given.kind)}
-        modules = {_PLAIN: workload(case, given.kind, None), **of_case}
-        found.append(ways.fastest(modules, given.programs).assign(**case, kind=given.kind))
-        report(found[-1])
-    table = pd.concat(found, ignore_index=True)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(given.out)
+def _case(text: str) -> ways.Case:
+    return dict(zip(_CASE, [*text.split(":"), "1", "1"], strict=False))
+
+
+def _modules(case: Mapping[str, str], kind: str) -> dict[str, tvm.IRModule]:
+    return {_PLAIN: workload(case, kind, None)} | {
+        _named(way): workload(case, kind, way) for way in _filters(case, kind)
+    }
 
 
 def report(table: pd.DataFrame) -> None:
     """Print the fastest program of each way, and the filter that is taken."""
-    for us in ways.best(table, [*_CASE, "kind"]).to_dict("records"):
-        case = {str(name): str(value) for name, value in us.items()}
+    keys = [*_CASE, "kind"]
+    for us in ways.best(table, keys).to_dict("records"):
+        case = {name: str(us[name]) for name in keys}
         (rows, axis), channels = _rows(case), (int(case["inputs"]), int(case["outputs"]))
         found = _filters(case, case["kind"])
         taken = winograd_1d.best_filter(found, int(case["taps"]), rows, axis, channels, case["kind"])
-        plain, flop = float(us[_PLAIN]), 2 * math.prod(rows) * int(case["taps"]) * math.prod(channels)
-        times = [f"{way} {time:.0f} ({plain / time:.2f})" for way, time in us.items()
-                 if way not in (*_CASE, "kind", _PLAIN) and np.isfinite(time)]  # fmt: skip
-        print(f"{' '.join(case[name] for name in _CASE)} {case['kind']}: as it is {plain:.0f} us "
-              f"({flop / plain / 1e3:.0f} GFLOP/s), {', '.join(times)}; taken: {_named(taken) if taken else 'none'}",
-              flush=True)  # fmt: skip
+        flop = 2 * math.prod(rows) * int(case["taps"]) * math.prod(channels)
+        times = ways.told({str(name): value for name, value in us.items()}, keys, _PLAIN, flop)
+        print(f"{' '.join(case[name] for name in _CASE)} {case['kind']}: {times}; "
+              f"taken: {_named(taken) if taken else 'none'}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    ways.compare(str(__doc__), "TAPS:RESULTS:INPUTS:OUTPUTS[:DISTANCE[:STRIDE]]", _case, _modules, report)

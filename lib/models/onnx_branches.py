@@ -125,6 +125,7 @@ def _until_false(
     body = attributes(node)["body"]
     ends = {given.name: after.name for given, after in zip(body.input[2:], body.output[1:], strict=False)}
     nodes, read = _of_condition(body, ends)
+    after = {name: end for name, end in ends.items() if name in read}
     carried = {given.name: values[name] for given, name in zip(body.input[2:], node.input[2:], strict=True)
                if name in values}  # fmt: skip
     tensors = {**values, **{tensor.name: tensor for tensor in body.initializer}, **carried}
@@ -138,7 +139,6 @@ def _until_false(
             if found is None:
                 return 0
             known |= found
-        after = {name: end for name, end in ends.items() if name in read}
         if not known.keys() >= {body.output[0].name, *after.values()}:
             return 0
         if not known[body.output[0].name].any():

@@ -55,10 +55,7 @@ def tile_contraction(
         slab.append(loops.pop(roles.reduction[slabs.axis]))
     results, cut = (results, None) if results else _results(schedule, block, roles, tile)
     *outer_rows, last_row = [loops[n] for n in roles.rows]
-    columns, groups = loops[roles.columns], []
-    if roles.groups > 1:
-        group, columns = schedule.split(columns, [roles.groups, None])
-        groups.append(group)
+    *groups, columns = _of_groups(schedule, loops[roles.columns], roles)
     *window, k = [loops[n] for n in roles.reduction]
     split = _split(schedule, last_row, columns, k, tile)
     # Tasks share the lines of an image out; of a signal, which has one, the tiles of that line.
@@ -89,6 +86,11 @@ def tile_contraction(
         _cut_in_task(schedule, task, cut, roles, factors, tile)
     if slab:
         _finish_in_task(schedule, task, slab[0], whole, tile)
+
+
+def _of_groups(schedule: Schedule, columns: LoopRV, roles: Roles) -> list[LoopRV]:
+    """The loop over columns, after the one over their groups if there are several."""
+    return [columns] if roles.groups == 1 else schedule.split(columns, [roles.groups, None])
 
 
 def _in_slabs(schedule: Schedule, block: SBlockRV, roles: Roles, slabs: Slabs) -> SBlockRV:
@@ -148,10 +150,7 @@ def tile_in_task(schedule: Schedule, block: SBlockRV, results: SBlockRV, tile: T
     """
     loops = schedule.get_loops(block)[-len(schedule.get(block).iter_vars) :]
     (*outer, row), (*window, k) = roles.rows, roles.reduction
-    columns, groups = loops[roles.columns], []
-    if roles.groups > 1:
-        group, columns = schedule.split(columns, [roles.groups, None])
-        groups.append(group)
+    *groups, columns = _of_groups(schedule, loops[roles.columns], roles)
     split = _split(schedule, loops[row], columns, loops[k], tile)
     of_tile = split.within([loops[n] for n in window])
     # Columns of weights stay in L1 for all rows.
