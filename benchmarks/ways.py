@@ -73,7 +73,7 @@ def compare(
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", help=form)
     parser.add_argument("--programs", type=int, default=60)
-    parser.add_argument("--kind", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--kind", default="float32", choices=("float32", "bfloat16", "int16"))
     parser.add_argument("--out", type=Path, required=True, help="keep each turn as Parquet")
     given = parser.parse_args()
     found = []

@@ -19,14 +19,15 @@ from ways import TARGET
 from lib.graph import winograd
 from lib.tir.workload import as_workload
 
-_PLAIN, _TILES = "plain", (2, 4)
+_PLAIN, _TILES, _PAIRS = "plain", (2, 4), "int16"
 _CASE = ("image", "inputs", "outputs", "groups", "taps")
 
 
 def workload(case: Mapping[str, str], kind: str, tile: int) -> tvm.IRModule:
-    """A convolution with zeros around it, and a bias, to float32; tile 0: as it is."""
+    """A convolution with zeros around it, and a bias, to float32, or of bytes to bytes; tile 0: as it is."""
     inputs, outputs, groups, taps = (int(case[name]) for name in _CASE[1:])
-    data = te.placeholder((1, *_image(case), inputs), kind, name="data")
+    of_bytes = kind == _PAIRS
+    data = te.placeholder((1, *_image(case), inputs), "uint8" if of_bytes and tile else kind, name="data")
     shift, around = te.placeholder((outputs,), name="shift"), [taps // 2] * 4
     if tile:
         size = tile + taps - 1
@@ -34,8 +35,14 @@ def workload(case: Mapping[str, str], kind: str, tile: int) -> tvm.IRModule:
         made = winograd.convolution(data, weight, tile, around, groups)
     else:
         weight = te.placeholder((taps, taps, inputs // groups, outputs), kind, name="weight")
-        made = topi.nn.conv(data, weight, [1, 1], around, [1, 1], groups, "NHWC", "HWIO", "float32")
-    function = te.create_prim_func([data, weight, shift, topi.nn.relu(topi.add(made, shift))])
+        sums = "int32" if of_bytes else "float32"
+        made = topi.nn.conv(data, weight, [1, 1], around, [1, 1], groups, "NHWC", "HWIO", sums)
+    if of_bytes:
+        made = topi.multiply(topi.cast(made, "float32"), 1e-5)
+    result = topi.nn.relu(topi.add(made, shift))
+    if of_bytes:
+        result = topi.cast(topi.minimum(topi.round(result), 255.0), "uint8")
+    function = te.create_prim_func([data, weight, shift, result])
     return as_workload(function.with_attr("layout_free_buffers", [1]))
 
 
@@ -50,7 +57,7 @@ def _case(text: str) -> ways.Case:
 
 
 def _modules(case: Mapping[str, str], kind: str) -> dict[str, tvm.IRModule]:
-    tiles = [0, *(_TILES if kind == "float32" else _TILES[:1])]
+    tiles = [0, *(_TILES[:1] if kind == "bfloat16" else _TILES)]
     return {f"m = {tile}" if tile else _PLAIN: workload(case, kind, tile) for tile in tiles}
 
 

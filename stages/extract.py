@@ -25,7 +25,7 @@ from lib.models.source import Source, parse_shapes
 from lib.models.zoo import catalogue
 from lib.tir import few_bits_rows
 
-REVISION = 45  # raised when the same model comes out as other subgraphs than before
+REVISION = 46  # raised when the same model comes out as other subgraphs than before
 
 
 def inputs(out: ModelFiles, target: AnyTarget, config: AlgorithmConfig) -> str:

@@ -100,6 +100,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         lanes = machine.lanes if widened else 1
         images = winograd.replacement(target.instructions, lanes, is_narrow=is_narrow)
         choices = [images, winograd_1d.replacement(lanes, is_narrow=is_narrow), *choices]
+        if in_pairs:
+            choices = [winograd.replacement_in_pairs(target.instructions, model.weights, lanes), *choices]
     if widened:
         choices = [taps.replacement(machine.lanes), *choices]
     model = dot_products.read_as_they_lie(model, is_narrow=is_narrow)

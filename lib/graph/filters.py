@@ -7,7 +7,8 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVP
 are but for signs, after Winograd, "Arithmetic Complexity of Computations" (SIAM 1980).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -57,19 +58,29 @@ def minimal(tile: int, taps: int) -> Transforms:
     return Transforms(tile, taps, data, kernel, result)
 
 
-def entry(matrix: np.ndarray, row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
-    """An entry of a constant matrix: a literal, once the loops are unrolled."""
-    value: tirx.Expr = tirx.const(0.0, "float32")
+@cache
+def integral(tile: int, taps: int) -> tuple[Transforms, int]:
+    """F(tile, taps) in integers, and a number: results are that many times as large along each axis. For small tiles,
+    whose points are integers."""
+    found = minimal(tile, taps)
+    scales = np.append(np.rint(1 / found.kernel[:-1, 0]), 1).astype(int)  # of the rows: their denominators
+    factor = math.lcm(*map(int, scales))
+    return replace(found, kernel=found.kernel * scales[:, None], result=found.result * (factor // scales)), factor
+
+
+def entry(matrix: np.ndarray, row: tirx.Expr, column: tirx.Expr, kind: str = _WIDE) -> tirx.Expr:
+    """An entry of a constant matrix, of an element type: a literal, once the loops are unrolled."""
+    value: tirx.Expr = tirx.const(0, kind)
     for (i, j), number in np.ndenumerate(matrix):
         if number:
             here = tirx.all(tirx.EQ(row, i), tirx.EQ(column, j))
-            value = tirx.Select(here, tirx.const(float(number), "float32"), value)
+            value = tirx.Select(here, tirx.const(number if "float" in kind else int(number), kind), value)
     return value
 
 
-def wide(element: tirx.Expr) -> tirx.Expr:
-    """An element as float32."""
-    return element if element.ty.dtype == _WIDE else element.astype(_WIDE)
+def wide(element: tirx.Expr, kind: str = _WIDE) -> tirx.Expr:
+    """An element as one of a wider type."""
+    return element if element.ty.dtype == kind else element.astype(kind)
 
 
 def rounded(transformed: te.Tensor, kind: str) -> te.Tensor:

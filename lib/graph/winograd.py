@@ -12,11 +12,14 @@ too much, so there is none, nor of larger kernels.
 Of volumes, convolutions of 3x3x3 or of any other depth, tiles are those of each frame, and the products sum over the
 frames that a result sees, too: the data of a frame is transformed once.
 Of convolutions in groups, the products are those of each group. Their transforms are shared out among fewer products.
+Of bytes, for CPUs that multiply pairs of 16 bits (`lib.graph.pairs`), all of it is exact: with the denominators of the
+transforms left to the end, transformed bytes and kernels are integers of 16 bits (at most 12,750 and 6,272 with m = 4),
+products sum in 32 bits, if the weights are such that they fit, and results in double precision, which holds these.
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), sections 3 and 4.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,20 +29,28 @@ from tvm import relax, te, tirx, topi
 from tvm.relax import op
 
 from lib.graph import patterns, widen
-from lib.graph.filters import Transforms, entry, minimal, rounded, wide
+from lib.graph.filters import Transforms, entry, integral, minimal, rounded, wide
+from lib.graph.padding import taken_in
 from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import dtype, groups_of, is_call, is_channels_last
 from lib.tir.operators import WINOGRAD_LINES
 
 FUNCTION = "conv2d_winograd"  # name of the functions that compute one, for people
 _LANES = 8  # channels that fill a vector
-_WIDE, _NARROW = "float32", "bfloat16"
+_WIDE, _NARROW, _PAIRS = "float32", "bfloat16", "int16"  # element types that products read
+_SUMS = {_WIDE: "float32", _NARROW: "float32", _PAIRS: "int32"}  # by these, of products and of convolutions
+_OF_DATA = {_WIDE: "float32", _NARROW: "float32", _PAIRS: "int16"}  # in which transforms compute
+_OF_RESULTS = {_WIDE: "float32", _NARROW: "float32", _PAIRS: "float64"}
 _FROM_MEMORY, _THROUGH_CACHE, _THROUGH_MEMORY, _IN_BLOCKS = 10, 14, 45, 8  # cost of an element, in multiplications
 _CACHE = 1 << 23  # elements in float32 that stay in the last cache
 _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
 # m of the transforms, by taps of a side.
-_TILES: dict[str, dict[int, tuple[int, ...]]] = {_WIDE: {3: (2, 4), 5: (2, 4), 7: (2,)}, _NARROW: {3: (2,)}}
+_TILES: dict[str, dict[int, tuple[int, ...]]] = {
+    _WIDE: {3: (2, 4), 5: (2, 4), 7: (2,)}, _NARROW: {3: (2,)}, _PAIRS: {3: (2, 4)}
+}  # fmt: skip
+_BYTES = 255  # the largest of data
+_EVER = 2.0**-40  # by which results in double precision are too large: none is below its integer
 
 
 def replacement(instructions: str = "", lanes: int = 1, *, is_narrow: bool = False) -> Choose:
@@ -53,8 +64,28 @@ def replacement(instructions: str = "", lanes: int = 1, *, is_narrow: bool = Fal
     return partial(_replacement, instructions, lanes, _NARROW if is_narrow else _WIDE)
 
 
-def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> Replacement | None:
+def replacement_in_pairs(instructions: str, weights: Mapping[str, np.ndarray], lanes: int = 1) -> Choose:
+    """The same of convolutions of bytes, for CPUs that multiply pairs of 16 bits.
+
+    Args:
+        weights: Of the model by name: what they sum up to decides how large tiles may be.
+    """
+    return partial(_in_pairs, instructions, weights, lanes)
+
+
+def _in_pairs(instructions: str, weights: Mapping[str, np.ndarray], lanes: int, call: relax.Call) -> Replacement | None:
+    if not is_call(call, "relax.nn.conv2d") or (dtype(call.args[0]), dtype(call.args[1])) != ("uint8", "int8"):
+        return None
+    kernel = weights.get(str(call.args[1].name)) if isinstance(call.args[1], relax.Var) else None
+    return None if kernel is None else _replacement(instructions, lanes, _PAIRS, call, kernel)
+
+
+def _replacement(
+    instructions: str, lanes: int, kind: str, call: relax.Call, kernel: np.ndarray | None = None
+) -> Replacement | None:
     tile = _tile(call, kind, instructions, lanes)
+    while tile and kernel is not None and not _fits_sums(kernel, tile):
+        tile = _tile(call, kind, instructions, lanes, tile - 1)
     if not tile:
         return None
     *depth, taps, _, inputs, outputs = shape_of(call.args[1])
@@ -71,7 +102,7 @@ def _replacement(instructions: str, lanes: int, kind: str, call: relax.Call) -> 
 
 def best_tile(
     image: tuple[int, int], channels: tuple[int, int], frames: tuple[int, int] = (1, 1), depth: int = 1,
-    kind: str = _WIDE, instructions: str = "", taps: int = 3, groups: int = 1,
+    kind: str = _WIDE, instructions: str = "", taps: int = 3, groups: int = 1, most: int = 4,
 ) -> int:  # fmt: skip
     """m of the transform for a convolution to outputs of height and width, from and to channels; 0 for none.
 
@@ -93,13 +124,14 @@ def best_tile(
         instructions: The class of the target.
         taps: Of a side of the kernel.
         groups: Of the channels.
+        most: The largest m that there may be.
     """
     height, width = image
     kernel, area = depth * channels[0] * channels[1] // groups, height * width
     share = 0.5 if kind == _NARROW else 1.0  # of a float's time and memory
     from_memory = _FROM_MEMORY_OF.get(instructions, _FROM_MEMORY)
     costs = {0: share * taps**2 * kernel * float(frames[1] * area + from_memory)}
-    for tile in _TILES[kind].get(taps, ()):
+    for tile in (m for m in _TILES[kind].get(taps, ()) if m <= most):
         positions = minimal(tile, taps).window ** 2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
         in_blocks = height >= WINOGRAD_LINES * tile and depth == groups == 1 and _fill_blocks(channels, kind)
@@ -119,39 +151,48 @@ def _fill_blocks(channels: tuple[int, int], kind: str) -> bool:
 def transformed(kernel: np.ndarray, tile: int, kind: str = _WIDE) -> np.ndarray:
     """G g G^T for each pair of channels: HWIO to n x n x I x O, or DHWIO to n x n x D x I x O, summed in double
     precision."""
-    matrix = minimal(tile, kernel.shape[-3]).kernel
-    found = np.einsum("ai,bj,...ijco->ab...co", matrix, matrix, kernel.astype(np.float64)).astype(np.float32)
-    return found.astype(ml_dtypes.bfloat16) if kind == _NARROW else found
+    matrix = _transforms(tile, kernel.shape[-3], kind)[0].kernel
+    found = np.einsum("ai,bj,...ijco->ab...co", matrix, matrix, kernel.astype(np.float64), optimize=True)
+    return found.astype(np.float32).astype({_NARROW: ml_dtypes.bfloat16}.get(kind, kind))
+
+
+def _transforms(tile: int, taps: int, kind: str) -> tuple[Transforms, int]:
+    """The matrices, and how many times as large they make results along each axis."""
+    return integral(tile, taps) if kind == _PAIRS else (minimal(tile, taps), 1)
 
 
 def convolution(
-    data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence[int], groups: int = 1
+    data: te.Tensor, kernel: te.Tensor, tile: int, padding: Sequence[int], groups: int = 1, value: int = 0
 ) -> te.Tensor:  # fmt: skip
-    """A convolution of images (N, H, W, C) or volumes (N, D, H, W, C) with a transformed kernel, to float32.
+    """A convolution of images (N, H, W, C) or volumes (N, D, H, W, C) with a transformed kernel, to float32, or of
+    bytes to int32.
 
     Args:
-        data: Of the element type of the kernel: float32 or bf16.
+        data: Of the element type of the kernel, float32 or bf16; bytes, if that is int16.
         kernel: Of as many input channels as a group has, if there are several.
         padding: Of the images, in lines and columns: top, left, bottom, right; of volumes: front, top, left, back,
             bottom, right.
+        value: What images are padded with.
     """
     batch, *depth, height, width, _ = (int(extent) for extent in data.shape)
-    transforms = minimal(tile, int(kernel.shape[0]) - tile + 1)
+    transforms, factor = _transforms(tile, int(kernel.shape[0]) - tile + 1, str(kernel.dtype))
     half, edge = len(padding) // 2, transforms.taps - 1
     (*front, top, left), (*back, bottom, right) = padding[:half], padding[half:]
     out_height, out_width = height + top + bottom - edge, width + left + right - edge
     frames = [extent + first + last for extent, first, last in zip(depth, front, back, strict=True)]
     tiles = _Tiles(tile, -(-out_height // tile), -(-out_width // tile), batch, *frames)
     beyond = tiles.down * tile - out_height, tiles.across * tile - out_width
-    padded = topi.nn.pad(
-        data, [0, *front, top, left, 0], [0, *back, bottom + beyond[0], right + beyond[1], 0], name="pad_temp"
-    )
-    product = _product(_spread(padded, tiles, transforms, kernel.dtype), kernel, tiles, groups)
-    results = _results(product, transforms)
+    before, after = [0, *front, top, left, 0], [0, *back, bottom + beyond[0], right + beyond[1], 0]
+    padded = topi.nn.pad(data, before, after, tirx.const(value, data.dtype), name="pad_temp")
+    product = _product(_spread(padded, tiles, transforms, str(kernel.dtype)), kernel, tiles, groups)
+    results = _results(product, transforms, _OF_RESULTS[str(kernel.dtype)])
 
     def result(*at: tirx.Var) -> tirx.Expr:
         *image, y, x, o = at
-        return results[tiles.number(image, y // tile, x // tile), y % tile, x % tile, o]
+        element = results(tiles.number(image, y // tile, x // tile), y % tile, x % tile, o)
+        if factor == 1:
+            return element
+        return (element * tirx.const((1 + _EVER) / factor**2, element.ty.dtype)).astype(_SUMS[str(kernel.dtype)])
 
     seen = [int(extent) for extent in kernel.shape[2:-2]]
     out_depth = [extent - taps + 1 for extent, taps in zip(frames, seen, strict=True)]
@@ -193,24 +234,24 @@ class _Tiles:
 
 def _spread(padded: te.Tensor, tiles: _Tiles, transforms: Transforms, kind: str) -> te.Tensor:
     """B^T d B of each tile, n x n x tiles x C, in the element type of the kernel."""
-    matrix, size, channels = transforms.data, transforms.window, int(padded.shape[-1])
+    matrix, size, channels, own = transforms.data, transforms.window, int(padded.shape[-1]), _OF_DATA[kind]
 
     def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
         image, y, x = tiles.begin(number)
-        return wide(padded(*image, y + line, x + column, channel))
+        return wide(padded(*image, y + line, x + column, channel), own)
 
     line, column = te.reduce_axis((0, size), "line"), te.reduce_axis((0, size), "column")
     half = te.compute(
         (tiles.count, size, size, channels),
-        lambda p, a, j, c: te.sum(inputs(p, line, j, c) * entry(matrix, a, line), axis=line),
+        lambda p, a, j, c: te.sum(inputs(p, line, j, c) * entry(matrix, a, line, own), axis=line),
         name="data_lines",
     )
     spread = te.compute(
         (size, size, tiles.count, channels),
-        lambda a, b, p, c: te.sum(half[p, a, column, c] * entry(matrix, b, column), axis=column),
+        lambda a, b, p, c: te.sum(half[p, a, column, c] * entry(matrix, b, column, own), axis=column),
         name="data_columns",
     )
-    return rounded(spread, kind)
+    return spread if own == kind else rounded(spread, kind)
 
 
 def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles, groups: int) -> te.Tensor:
@@ -221,37 +262,53 @@ def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles, groups: int) -
     size, _, *seen, channels, columns = (int(extent) for extent in kernel.shape)
     channel = te.reduce_axis((0, channels), "channel")
     steps = [te.reduce_axis((0, extent), "frame") for extent in seen]
-    count = tiles.count - sum(extent - 1 for extent in seen) * tiles.of_image
+    count, sums = tiles.count - sum(extent - 1 for extent in seen) * tiles.of_image, _SUMS[str(kernel.dtype)]
 
     def product(a: tirx.Var, b: tirx.Var, p: tirx.Var, o: tirx.Var) -> tirx.Expr:
         place = sum((step * tiles.of_image for step in steps), p)
         own = channel if groups == 1 else o // (columns // groups) * channels + channel
-        factors = wide(spread(a, b, place, own)), wide(kernel(a, b, *steps, channel, o))
+        factors = wide(spread(a, b, place, own), sums), wide(kernel(a, b, *steps, channel, o), sums)
         return te.sum(factors[0] * factors[1], axis=[*steps, channel])
 
     return te.compute((size, size, count, columns), product, name="product")
 
 
-def _results(product: te.Tensor, transforms: Transforms) -> te.Tensor:
-    """A^T M A of each tile: tiles x m x m x O."""
+def _results(product: te.Tensor, transforms: Transforms, kind: str) -> te.Tensor:
+    """A^T M A of each tile, in an element type: tiles x m x m x O."""
     size, _, count, columns = (int(extent) for extent in product.shape)
     matrix, tile = transforms.result, transforms.tile
     position, other = te.reduce_axis((0, size), "position"), te.reduce_axis((0, size), "other")
     lines = te.compute(
         (count, tile, size, columns),
-        lambda p, i, b, o: te.sum(product[position, b, p, o] * entry(matrix, i, position), axis=position),
+        lambda p, i, b, o: te.sum(
+            wide(product(position, b, p, o), kind) * entry(matrix, i, position, kind), axis=position
+        ),
         name="result_lines",
     )
     return te.compute(
         (count, tile, tile, columns),
-        lambda p, i, j, o: te.sum(lines[p, i, other, o] * entry(matrix, j, other), axis=other),
+        lambda p, i, j, o: te.sum(lines[p, i, other, o] * entry(matrix, j, other, kind), axis=other),
         name="result_columns",
     )
 
 
-def _tile(call: relax.Call, kind: str, instructions: str, lanes: int) -> int:
+def _fits_sums(kernel: np.ndarray, tile: int) -> bool:
+    """Whether sums of products of bytes and a kernel fit 32 bits, whatever the bytes are.
+
+    Transformed, they lie between sums of the entries that they are multiplied with."""
+    line = integral(tile, kernel.shape[0])[0].data
+    up, down = np.maximum(line, 0).sum(axis=1), np.maximum(-line, 0).sum(axis=1)
+    high, low = np.outer(up, up) + np.outer(down, down), np.outer(up, down) + np.outer(down, up)
+    factors = transformed(kernel, tile, _PAIRS)
+    added, taken = (np.maximum(each, 0).sum(axis=2, dtype=np.float64) for each in (factors, -factors))
+    (high, low), sums = (each[..., None] for each in (high, low)), (added, taken)
+    largest = max(float((a * high + b * low).max()) for a, b in (sums, sums[::-1]))
+    return _BYTES * largest < 1 << 31
+
+
+def _tile(call: relax.Call, kind: str, instructions: str, lanes: int, most: int = 4) -> int:
     """m of the transform for a call; 0 if it is no such convolution, or would not be faster."""
-    if not is_call(call, "relax.nn.conv2d", "relax.nn.conv3d") or dtype(call) != _WIDE:
+    if not is_call(call, "relax.nn.conv2d", "relax.nn.conv3d") or dtype(call) != _SUMS[kind]:
         return 0
     attrs = call.attrs
     is_plain = {int(n) for n in (*attrs.strides, *attrs.dilation)} == {1}
@@ -262,20 +319,22 @@ def _tile(call: relax.Call, kind: str, instructions: str, lanes: int) -> int:
     groups = groups_of(call)
     if lines != columns or inputs % _LANES or outputs // groups % _LANES:
         return 0
-    if groups > 1 and (kind != _WIDE or outputs // groups % lanes):  # columns of groups are not padded to whole vectors
+    if groups > 1 and (kind == _NARROW or outputs // groups % lanes):  # columns of groups are not padded to whole vectors
         return 0
     frames, channels = (math.prod(data[:-3]), math.prod(out[:-3])), (inputs * groups, outputs)
-    return best_tile((out[-3], out[-2]), channels, frames, math.prod(depth), kind, instructions, lines, groups)
+    return best_tile((out[-3], out[-2]), channels, frames, math.prod(depth), kind, instructions, lines, groups, most)
 
 
 def _emit(
     tile: int, kind: str, outputs: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
 ) -> relax.Expr:
-    data, kernel = args
-    if kind != _WIDE:
+    (data, kernel), padding, value = args, [int(p) for p in call.attrs.padding], 0
+    if kind == _NARROW:
         data = builder.emit(op.astype(data, kind))
+    elif kind == _PAIRS:
+        data, padding, value = taken_in(builder, data, padding)
     computed = builder.call_te(
-        convolution, data, kernel, tile, [int(p) for p in call.attrs.padding], groups_of(call),
+        convolution, data, kernel, tile, padding, groups_of(call), value,
         primfunc_name_hint=FUNCTION, primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
     is_wider = shape_of(kernel)[-1] > outputs

@@ -1,6 +1,6 @@
 """The vector registers of a CPU, as LLVM may use them: how many, how wide, and which vectors fill an extent."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.target import Target, codegen
 
@@ -23,6 +23,10 @@ class Registers:
     def matrix(self, dot: Dot | None) -> Matrix | None:
         """The one that does to each row what an instruction of vectors does, if there is one."""
         return next((matrix for matrix in self.matrices if matrix.dot == dot), None)
+
+    def beside(self, dot: Dot | None) -> "Registers":
+        """With the registers that an instruction leaves: one that does not add products itself needs one for these."""
+        return self if dot is None or dot.adds else replace(self, count=self.count - 1)
 
     def fastest(self, weights: str) -> Dot | Matrix | None:
         """The instruction that multiplies most elements of a type, if there is one."""

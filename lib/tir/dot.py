@@ -24,7 +24,6 @@ from lib.tir import analysis
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
 
 _WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), INT16: (4, 8), ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes
-_PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd"}  # by lanes, for products that are added apart
 # TVM knows bf16 as integers, LLVM's intrinsics want its own type.
 _WRAPPER = """
 define <{n} x float> @{name}_{n}(<{n} x float> %c, <{m} x i16> %x, <{m} x i16> %w) alwaysinline nounwind {{
@@ -35,9 +34,20 @@ define <{n} x float> @{name}_{n}(<{n} x float> %c, <{m} x i16> %x, <{m} x i16> %
 }}
 declare <{n} x float> @{intrinsic}(<{n} x float>, <{m} x bfloat>, <{m} x bfloat>)
 """
+# LLVM would add the products of several steps to one another first, and spill the sums of a tile for that.
+_IN_ORDER = """
+define <{n} x i32> @{name}_{n}(<{n} x i32> %c, <{m} x i16> %x, <{m} x i16> %w) alwaysinline nounwind {{
+  %both = call {{ <{n} x i32>, <{n} x i32> }} asm "{name} $4, $3, $1\\0Avpaddd $1, $0, $0", "=x,=&x,0,x,x"(
+      <{n} x i32> %c, <{m} x i16> %x, <{m} x i16> %w)
+  %r = extractvalue {{ <{n} x i32>, <{n} x i32> }} %both, 0
+  ret <{n} x i32> %r
+}}
+"""
 
 
 def _wrapper(dot: Dot, lanes: int) -> str:
+    if not dot.adds:
+        return _IN_ORDER.format(n=lanes, m=dot.depth * lanes, name=dot.name)
     x86, arm = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", f"llvm.aarch64.neon.bfdot.v{lanes}f32.v{2 * lanes}bf16"
     return _WRAPPER.format(n=lanes, m=2 * lanes, name=dot.name, intrinsic=x86 if dot == BF16 else arm)
 
@@ -60,7 +70,8 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
         found = _instruction(loop) if named(str(loop.annotations[MARK])) in there else None
         if found is None:
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body)
-        if (dot := named(str(loop.annotations[MARK]))).data == "bfloat16":
+        dot = named(str(loop.annotations[MARK]))
+        if dot.data == "bfloat16" or not dot.adds:
             wrapped.add((dot, int(loop.extent)))
         return found
 
@@ -178,6 +189,6 @@ def _call(dot: Dot, sums: Any, data: Any, weights: Any, lanes: int) -> Any:
         return tirx.call_pure_extern(f"float32x{lanes}", f"{dot.name}_{lanes}", sums, *pairs)
     own = tirx.call_intrin(f"{dot.data}x{elements}", "tirx.reinterpret", data)
     if not dot.adds:
-        return sums + tirx.call_llvm_pure_intrin(f"int32x{lanes}", _PAIRS[lanes], own, weights)
+        return tirx.call_pure_extern(f"int32x{lanes}", f"{dot.name}_{lanes}", sums, own, weights)
     name = f"llvm.x86.avx512.{dot.name}.{32 * lanes}" if dot == INT8 else f"llvm.aarch64.neon.{dot.name}"
     return tirx.call_llvm_pure_intrin(f"int32x{lanes}", name, sums, own, weights)

@@ -167,7 +167,7 @@ def _tiles(
     columns = extents[roles.columns] // roles.groups
     may_remain, row_bytes = remainders and roles.groups == 1, _row_bytes(reduction, roles)
     dot = instruction(function, reduction, roles, machine)
-    left = machine if dot is None or dot.adds else replace(machine, count=machine.count - 1)
+    left = machine.beside(dot)
     found = tiling.tiles(extents[roles.rows[-1]], columns, left, remainders=may_remain, row_bytes=row_bytes)
     if dot is None:
         if tiles := _spread(extents, roles, machine) or found:

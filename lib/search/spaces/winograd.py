@@ -24,7 +24,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from lib.machine.registers import Registers
+from lib.machine.dots import INT16, Dot
+from lib.machine.registers import Registers, narrowed
 from lib.search.spaces import primitives, tiling
 from lib.search.spaces.contraction import instruction
 from lib.search.spaces.microkernel import tile_contraction, tile_in_task
@@ -49,17 +50,18 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     dot = instruction(schedule.mod["main"], schedule.get(block), roles, machine)
 
     def tiled(tile: Tile, rows_first: bool, sketch: Schedule) -> None:
-        transform_data(sketch, block, roles, tiling.lanes_for(extents[roles.reduction[-1]], machine))
+        transform_data(sketch, block, roles, _lanes(extents[roles.reduction[-1]], dot, machine))
         tile_contraction(sketch, block, roles, tile, rows_first=rows_first)
         [copy] = sketch.get_consumers(block)  # of the accumulators
         _transform_results(sketch, copy, machine)
 
     columns = extents[roles.columns] // roles.groups
-    tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], columns, machine)]
+    left = machine.beside(dot)
+    tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], columns, left)]
     transforms = [partial(tiled, tile, first) for tile in tiles for first in (False, True)]
     across = _across(schedule, block)
     if across and len(roles.reduction) == 1:  # of volumes it is over frames, too
-        found = tiling.tiles(across, columns, machine)
+        found = tiling.tiles(across, columns, left)
         blocked = [Tile(tile.lanes, tile.vectors, (height,), dot) for tile in found for height in tile.rows]
         results = partial(_transform_results, machine=machine, in_blocks=True)
         transforms += [
@@ -67,6 +69,11 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
             for tile in blocked
         ]
     return feasible(schedule, transforms)
+
+
+def _lanes(channels: int, dot: Dot | None, machine: Registers) -> int:
+    """Of the vectors in which data are transformed, of integers of 16 bits twice as many."""
+    return narrowed(machine.lanes * (2 if dot == INT16 else 1), channels)
 
 
 def _across(schedule: Schedule, product: SBlockRV) -> int:
@@ -91,7 +98,7 @@ def in_blocks(
     task = transform_results(schedule, copy)
     for block in (copy, product):
         schedule.compute_at(block, task, preserve_unit_loops=True)
-    transform_data(schedule, product, roles, tiling.lanes_for(channels, machine), task)
+    transform_data(schedule, product, roles, _lanes(channels, tile.dot, machine), task)
     tile_in_task(schedule, product, copy, tile, roles)
 
 

@@ -1,3 +1,5 @@
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,17 +9,18 @@ from tvm.target import Target
 
 from lib.graph import fusion, reweight, winograd
 from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
-from lib.graph.filters import minimal
+from lib.graph.filters import integral, minimal
 from lib.graph.fusion import Model
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine.registers import registers
+from lib.machine.targets import CpuTarget
 from lib.search import evolution
 from lib.tir import traces
 from lib.tir.operators import operators
 from lib.tir.workload import as_workload, load_module
 from tests.helpers import packed, run_on
 from tests.lib.search.spaces.test_contraction import convolved, sampled
-from tests.lib.tir.test_dot import WITH, instructions, needs_it
+from tests.lib.tir.test_dot import WITH, instructions, needs_avx2, needs_it
 
 
 def rewrite(module, weights, is_narrow=False):
@@ -202,6 +205,91 @@ def test_every_program_in_bf16_has_the_instruction_and_rounds_what_it_multiplies
         np.testing.assert_allclose(found, results[0], rtol=1e-4, atol=1e-4)  # sums in another order
 
 
+def of_bytes(tile, size, channels=(16, 48), groups=1, value=0):
+    """A convolution of bytes of some value around them, its inputs, and what it is."""
+    rng = np.random.default_rng(size)
+    image = rng.integers(0, 256, (1, size, size, channels[0]), dtype=np.uint8)
+    image[0, : size // 2] = rng.choice([0, 255], (size // 2, size, channels[0]))
+    kernel = rng.choice([-128, -127, 5, 127], (3, 3, channels[0] // groups, channels[1])).astype(np.int8)
+    padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=value)
+    expected = of_groups(padded.astype(np.float64), kernel.astype(np.float64), groups)[:, 1:-1, 1:-1]
+    shape = (tile + 2, tile + 2, *kernel.shape[2:])
+    data, weight = te.placeholder(image.shape, "uint8"), te.placeholder(shape, "int16")
+    found = winograd.convolution(data, weight, tile, [1] * 4, groups, value)
+    workload = as_workload(te.create_prim_func([data, weight, found]).with_attr("layout_free_buffers", [1]))
+    return workload, [image, winograd.transformed(kernel, tile, "int16")], expected.astype(np.int32)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize(("size", "value"), [(8, 0), (9, 17), (7, 255)])
+def test_of_bytes_it_is_exact(cpu, tile, size, value):
+    """Of the largest and the smallest there are, among others, whose sums are the largest, too."""
+    workload, inputs, expected = of_bytes(tile, size, value=value)
+
+    np.testing.assert_array_equal(run_on(workload, cpu.tvm(), inputs, np.zeros_like(expected)), expected)
+
+
+@needs_avx2
+@pytest.mark.parametrize(("tile", "size", "groups"), [(2, 17, 1), (4, 10, 1), (4, 33, 1), (4, 9, 2)])
+def test_every_program_of_bytes_multiplies_pairs_and_is_exact(tile, size, groups):
+    avx2 = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver3", "num-cores": 2})
+    workload, inputs, expected = of_bytes(tile, size, groups=groups)
+
+    proposals = evolution.sample(workload, avx2, 6, known=set(), seed=0)
+
+    assert {proposal.space for proposal in proposals} == {"winograd"}
+    assert any(is_in_blocks(traces.apply(workload, each.trace)) for each in proposals) == (size in (17, 33))
+    for proposal in proposals:
+        program = traces.program(workload, proposal.trace, avx2)
+        assert instructions(program, avx2, "vpmaddwd")
+        np.testing.assert_array_equal(run_on(program, avx2, inputs, np.zeros_like(expected)), expected)
+
+
+@pytest.mark.parametrize(("weight", "channels", "size"), [(127, 64, 6), (127, 128, 4), (40, 128, 6)])
+def test_tiles_of_bytes_are_as_large_as_sums_of_their_weights_allow(weight, channels, size):
+    given, weights = model(kind="int8", inputs=channels)
+    weights["w"][:] = weight
+
+    _, kernels = reweight.rewrite(given, weights, [winograd.replacement_in_pairs("", weights)])
+
+    assert kernels["w"].shape == (size, size, channels, 64)
+    assert kernels["w"].dtype == np.int16
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_sum_is_larger_than_what_is_foretold_of_its_weights(tile, sign):
+    """Of as many channels as fit, data that make one position's sum as large as it gets fit, and of twice as many none
+    need to."""
+    kernel = np.full((3, 3, 1, 1), 127 * sign, np.int8)
+    lines, factors = integral(tile, 3)[0].data, winograd.transformed(kernel, tile, "int16")[..., 0, 0].astype(np.int64)
+    sums = []
+    for at in np.ndindex(factors.shape):
+        entries = np.outer(lines[at[0]], lines[at[1]])
+        for side in (1, -1):
+            image = np.where(side * entries > 0, 255, 0)
+            sums.append(abs(int((lines @ image @ lines.T)[at]) * factors[at]))
+    most = int((2**31 - 1) // max(sums))
+
+    found = [winograd._fits_sums(np.repeat(kernel, n, axis=2), tile) for n in (most, most + 1)]
+
+    assert found == [True, False]
+
+
+def test_those_of_bytes_are_taken_where_pairs_are_multiplied_alone(cpu):
+    """CPUs that multiply bytes have four times as many in a vector."""
+    zen3, zen4 = (
+        CpuTarget(json.dumps({**json.loads(cpu.text), "mcpu": mcpu}), cpu.threads, 256) for mcpu in ("znver3", "znver4")
+    )
+    plain = Model(*model(kind="int8"))
+
+    pairs, quads = (choose_algorithms(plain, target, AlgorithmConfig()).weights for target in (zen3, zen4))
+
+    assert pairs["w"].shape == (6, 6, 64, 64)
+    assert quads["w"].shape == (3, 3, 64, 64)
+    assert choose_algorithms(plain, zen3, AlgorithmConfig(winograd="never")).weights["w"].dtype == np.int16
+
+
 def test_arm_has_its_own_instruction_in_them():
     arm = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 2, "mcpu": "neoverse-v1"})
     narrow = workload(2, kind="bfloat16")
@@ -329,9 +417,12 @@ def test_kernels_from_memory_cost_more_where_twice_as_much_is_multiplied_a_cycle
 
 def model(**attrs):
     """relu(conv(x, w)); the kernel is a weight."""
-    size, outputs = attrs.pop("kernel", 3), attrs.pop("outputs", 64)
-    x = relax.Var("x", relax.TensorType((1, 28, 28, 64), "float32"))
-    w = relax.Var("w", relax.TensorType((size, size, 64 // attrs.get("groups", 1), outputs), "float32"))
+    size, outputs, inputs = attrs.pop("kernel", 3), attrs.pop("outputs", 64), attrs.pop("inputs", 64)
+    kind = attrs.pop("kind", "float32")
+    if kind == "int8":
+        attrs["out_dtype"] = "int32"
+    x = relax.Var("x", relax.TensorType((1, 28, 28, inputs), "uint8" if kind == "int8" else kind))
+    w = relax.Var("w", relax.TensorType((size, size, inputs // attrs.get("groups", 1), outputs), kind))
     builder = relax.BlockBuilder()
     with builder.function("main", [x, w], attrs={"num_input": 1}):
         with builder.dataflow():
@@ -339,7 +430,7 @@ def model(**attrs):
             out = builder.emit_output(builder.emit(op.nn.relu(builder.emit(conv))))
         builder.emit_func_output(out)
     rng = np.random.default_rng(0)
-    return builder.get(), {"w": rng.normal(size=[int(n) for n in w.ty.shape.values]).astype(np.float32)}
+    return builder.get(), {"w": rng.normal(size=[int(n) for n in w.ty.shape.values]).astype(kind)}
 
 
 def test_a_convolution_that_gains_is_replaced_with_what_follows_it_fused(cpu):
