@@ -319,7 +319,7 @@ def _tile(call: relax.Call, kind: str, instructions: str, lanes: int, most: int 
     groups = groups_of(call)
     if lines != columns or inputs % _LANES or outputs // groups % _LANES:
         return 0
-    if groups > 1 and (kind == _NARROW or outputs // groups % lanes):  # columns of groups are not padded to whole vectors
+    if groups > 1 and (kind == _NARROW or outputs // groups % lanes):  # their columns are not padded
         return 0
     frames, channels = (math.prod(data[:-3]), math.prod(out[:-3])), (inputs * groups, outputs)
     return best_tile((out[-3], out[-2]), channels, frames, math.prod(depth), kind, instructions, lines, groups, most)
