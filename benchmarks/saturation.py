@@ -46,7 +46,8 @@ def may_leave(weight: np.ndarray, most: int) -> np.ndarray:
     taps, inputs, outputs = weight.shape
     pairs = np.rint(weight / np.where(scale, scale, 1)).reshape(taps, inputs // 2, 2, outputs)
     up, down = (np.maximum(each, 0).sum(axis=2) for each in (pairs, -pairs))
-    return (_DATA * up > _MOST) | (-_DATA * down < _LEAST)
+    found: np.ndarray = (_DATA * up > _MOST) | (-_DATA * down < _LEAST)
+    return found
 
 
 def main() -> None:

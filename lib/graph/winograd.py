@@ -328,7 +328,9 @@ def _tile(call: relax.Call, kind: str, instructions: str, lanes: int, most: int 
 def _emit(
     tile: int, kind: str, outputs: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
 ) -> relax.Expr:
-    (data, kernel), padding, value = args, [int(p) for p in call.attrs.padding], 0
+    data, kernel = args
+    padding: Sequence[int] = [int(p) for p in call.attrs.padding]
+    value = 0
     if kind == _NARROW:
         data = builder.emit(op.astype(data, kind))
     elif kind == _PAIRS:
