@@ -19,7 +19,7 @@ def scalar(name, value):
     return numpy_helper.from_array(np.array(value), name)
 
 
-def model(nodes, weights=(), outputs=("y",), kind=TensorProto.FLOAT, inputs=()):
+def model(nodes, weights=(), outputs=("y",), kind=TensorProto.FLOAT, inputs=(), version=17):
     graph = helper.make_graph(
         nodes,
         "g",
@@ -27,7 +27,7 @@ def model(nodes, weights=(), outputs=("y",), kind=TensorProto.FLOAT, inputs=()):
         [helper.make_tensor_value_info(name, kind, None) for name in outputs],
         list(weights),
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=8)
 
 
 def run(proto, **inputs):
@@ -84,6 +84,17 @@ STEPS = [scalar("from", 0), scalar("step", 1)]
 )  # fmt: skip
 def test_arithmetic_on_shapes_and_constants_is_done(nodes, weights, left):
     assert folded(model(nodes, weights)) == left
+
+
+def test_axes_are_attributes_in_old_files():
+    """As torch wrote shapes until ONNX 13."""
+    batch = [node("Shape", ["x"], ["shape"]), node("Gather", ["shape", "zero"], ["batch"], axis=0)]
+    ends = [node("Unsqueeze", ["batch"], ["b"], axes=[0]), node("Unsqueeze", ["batch"], ["more"], axes=[-1])]
+    joined = [node("Concat", ["b", "rest", "more"], ["target"], axis=0), node("Reshape", ["x", "target"], ["y"])]
+
+    found = folded(model([*batch, *ends, *joined], [scalar("zero", 0), ints("rest", -1)], version=12))
+
+    assert found == ["Reshape"]
 
 
 def test_an_output_that_is_constant_stays_an_operator():
