@@ -13,6 +13,7 @@ from tvm.error import OpNotImplemented
 
 from lib.graph import recurrence
 from lib.graph.rewrite import value_of
+from lib.models import onnx_lengths
 from lib.models.onnx_converter import Converter
 from lib.models.onnx_graph import Graph, Nodes, attributes
 from lib.tir.recurrence import ACTIVATIONS, CELLS, Layer
@@ -31,10 +32,11 @@ class Asked:
     hidden: int
     activations: list[str]  # of all directions, in small letters
     is_batch_first: bool
+    lengths: str  # of the sequences, if some may end early; else empty
 
     @classmethod
     def of(cls, node: onnx.NodeProto, graph: Graph) -> "Asked | None":
-        """None if that is not here: sequences that end early, limits, coupled gates, peepholes."""
+        """None if that is not here: limits, coupled gates, peepholes."""
         given = attributes(node, layout=0, activations=[], clip=None, input_forget=0)
         x, _, r, _, lengths, _, _, peepholes = [*node.input, *[""] * 8][:8]
         shape, weights = graph.shape(x), graph.shape(r)
@@ -42,10 +44,9 @@ class Asked:
             return None
         seq, batch = (shape[1], shape[0]) if given["layout"] else shape[:2]
         ends = graph.value(lengths) if lengths else np.array(seq)
-        if ends is None or not bool((ends == seq).all()):
-            return None
+        may_end = lengths if ends is None or not bool((ends == seq).all()) else ""
         named = _activations(given, node.op_type, weights[0])
-        return cls(seq, batch, weights[0], weights[2], named, bool(given["layout"]))
+        return cls(seq, batch, weights[0], weights[2], named, bool(given["layout"]), may_end)
 
 
 def _activations(given: Mapping[str, Any], operator: str, n_directions: int) -> list[str]:
@@ -64,6 +65,9 @@ def whole(node: onnx.NodeProto, graph: Graph) -> Nodes:
     if not is_alike or not set(asked.activations) <= set(ACTIVATIONS) or any(graph.value(w) is None for w in weights):
         return None
     kept = graph.changed(node, {_WHOLE: 1})
+    if asked.lengths:
+        has_gates = asked.activations[0] == "sigmoid" and not asked.is_batch_first
+        return onnx_lengths.keeping(kept, graph, asked.lengths) if has_gates else None
     while kept.output and not graph.is_read(kept.output[-1]):
         del kept.output[-1]
     return [kept]

@@ -13,6 +13,7 @@ import onnx
 
 from lib.models.onnx_graph import Graph, Nodes, attributes
 from lib.models.onnx_layers import Asked, whole
+from lib.models.onnx_lengths import within
 
 _MOST_STEPS = 256  # more make graphs of many thousand nodes
 _ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu", "softsign": "Softsign", "softplus": "Softplus"}
@@ -137,6 +138,7 @@ def _recurrence(node: onnx.NodeProto, graph: Graph, gates: int, step: Step) -> N
     if asked.is_batch_first:
         x, h0, c0 = (at("Transpose", name, perm=[1, 0, 2]) if name else "" for name in (x, h0, c0))
     zeros = graph.constant(np.zeros((asked.batch, hidden), graph.dtype(node.input[0])))
+    is_within = _within(at, asked)
     found = []
     for d in range(asked.n_directions):
         is_reverse = direction == b"reverse" or d == 1
@@ -151,10 +153,25 @@ def _recurrence(node: onnx.NodeProto, graph: Graph, gates: int, step: Step) -> N
         h, c = (at.gather(name, d, 0) if name else zeros for name in (h0, c0))
         outputs: list[str] = []
         for t in reversed(range(seq)) if is_reverse else range(seq):
+            before, shown = (h, c), zeros
             h, c = step(cell, at.gather(products, t, 0), h, c)
-            outputs.append(h)
+            if is_within:
+                here = at.gather(is_within, t, 0)
+                shown = at("Where", here, h, zeros)
+                h, c = (at("Where", here, *each) if each[0] != each[1] else each[0]
+                        for each in zip((h, c), before, strict=True))  # fmt: skip
+            outputs.append(shown if is_within else h)
         found.append((outputs[::-1] if is_reverse else outputs, h, c))
     return _with_outputs(node, at, found, is_batch_first=asked.is_batch_first)
+
+
+def _within(at: Steps, asked: Asked) -> str:
+    """Which steps are within each sequence, [seq, batch, 1]; empty if all are."""
+    if not asked.lengths:
+        return ""
+    at.nodes += within(at.graph, asked.lengths, asked.seq)
+    at.nodes.append(at.graph.unsqueezed(str(at.nodes[-1].output[0]), 2))
+    return str(at.nodes[-1].output[0])
 
 
 def _with_outputs(

@@ -135,6 +135,40 @@ def test_all_directions_of_recurrent_networks_agree_with_onnx_runtime(stages, tm
     assert agrees(stages, path, tmp_path, normal(7, 3, 5))
 
 
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize(
+    ("kind", "states", "given", "is_whole"),
+    [
+        ("LSTM", False, {}, True),
+        ("LSTM", True, {}, None),  # forward alone: backwards it begins with what it is given
+        ("LSTM", True, {"activations": ["Softplus", "Tanh", "Tanh"]}, False),
+        ("GRU", True, {"linear_before_reset": 1}, True),
+        ("GRU", False, {"linear_before_reset": 0}, False),
+        ("RNN", True, {}, False),
+    ],
+)
+def test_sequences_of_a_recurrent_layer_may_end_early(stages, tmp_path, kind, states, given, is_whole, direction):
+    """What it shows after that are zeros, and its states are those of the last step."""
+    gates, d, lengths = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 1 + (direction == "bidirectional"), [7, 1, 4]
+    if "activations" in given:
+        given = {"activations": given["activations"] * d}
+    names = ["h0", "c0"][: (1 + (kind == "LSTM")) * states]
+    outputs = ["y", "h"] + (["c"] if kind == "LSTM" else [])
+    inputs = ["x", "w", "r", "b", "ends", *names]
+    node = helper.make_node(kind, inputs, outputs, hidden_size=6, direction=direction, **given)
+    weights = {"w": normal(d, gates * 6, 5), "r": normal(d, gates * 6, 6) / 3, "b": normal(d, 2 * gates * 6)}
+    shapes = {"y": [7, d, 3, 6], "h": [d, 3, 6], "c": [d, 3, 6]}
+    cast = helper.make_node("Cast", ["lengths"], ["ends"], to=TensorProto.INT32)
+    path = save(tmp_path / "m.onnx", [cast, node], {"x": [7, 3, 5], "lengths": [3]} | {name: [d, 3, 6] for name in names},
+                {name: shapes[name] for name in outputs}, weights)  # fmt: skip
+
+    arrays = [normal(7, 3, 5), np.array(lengths, np.float32), *(normal(d, 3, 6) for _ in names)]
+
+    assert agrees(stages, path, tmp_path, *arrays)
+    expected = direction == "forward" if is_whole is None else is_whole
+    assert ("recurrence" in onnx_import.load(path).module.script()) == expected
+
+
 def layer(folder, kind, seq, batch, hidden, outputs=("y",), states=(), **given):
     """A file of one forward layer; returns it and its inputs, of which the states before the first step may be some."""
     gates, names = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], ["h0", "c0"]
