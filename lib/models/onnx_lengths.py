@@ -68,7 +68,7 @@ def _by_direction(made: Made, steps: str) -> str:
 
 
 def _last(made: Made, shown: str, lengths: str, seq: int, direction: bytes) -> str:
-    """What the last steps show, [directions, batch, hidden]: forward that at the end of each sequence, else the first."""
+    """What the last step of each sequence shows, [directions, batch, hidden]: forward at its end, else at the first."""
     graph = made.graph
     ends = made.op("Sub", lengths, graph.constant(np.array(1, graph.dtype(lengths))))
     steps = graph.constant(np.arange(seq, dtype=graph.dtype(lengths))[:, None])

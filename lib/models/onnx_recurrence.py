@@ -153,14 +153,11 @@ def _recurrence(node: onnx.NodeProto, graph: Graph, gates: int, step: Step) -> N
         h, c = (at.gather(name, d, 0) if name else zeros for name in (h0, c0))
         outputs: list[str] = []
         for t in reversed(range(seq)) if is_reverse else range(seq):
-            before, shown = (h, c), zeros
-            h, c = step(cell, at.gather(products, t, 0), h, c)
+            before, (h, c) = (h, c), step(cell, at.gather(products, t, 0), h, c)
+            shown = h
             if is_within:
-                here = at.gather(is_within, t, 0)
-                shown = at("Where", here, h, zeros)
-                h, c = (at("Where", here, *each) if each[0] != each[1] else each[0]
-                        for each in zip((h, c), before, strict=True))  # fmt: skip
-            outputs.append(shown if is_within else h)
+                h, c, shown = _until_it_ends(at, at.gather(is_within, t, 0), before, (h, c), zeros)
+            outputs.append(shown)
         found.append((outputs[::-1] if is_reverse else outputs, h, c))
     return _with_outputs(node, at, found, is_batch_first=asked.is_batch_first)
 
@@ -172,6 +169,14 @@ def _within(at: Steps, asked: Asked) -> str:
     at.nodes += within(at.graph, asked.lengths, asked.seq)
     at.nodes.append(at.graph.unsqueezed(str(at.nodes[-1].output[0]), 2))
     return str(at.nodes[-1].output[0])
+
+
+def _until_it_ends(
+    at: Steps, is_within: str, before: tuple[str, str], after: tuple[str, str], zeros: str
+) -> tuple[str, str, str]:
+    """The states after a step, those of before where a sequence has ended, and what is shown of it: zeros there."""
+    h, c = (at("Where", is_within, new, old) if new != old else old for new, old in zip(after, before, strict=True))
+    return h, c, at("Where", is_within, after[0], zeros)
 
 
 def _with_outputs(

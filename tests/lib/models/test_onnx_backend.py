@@ -149,7 +149,7 @@ def test_all_directions_of_recurrent_networks_agree_with_onnx_runtime(stages, tm
 )
 def test_sequences_of_a_recurrent_layer_may_end_early(stages, tmp_path, kind, states, given, is_whole, direction):
     """What it shows after that are zeros, and its states are those of the last step."""
-    gates, d, lengths = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 1 + (direction == "bidirectional"), [7, 1, 4]
+    gates, d = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 1 + (direction == "bidirectional")
     if "activations" in given:
         given = {"activations": given["activations"] * d}
     names = ["h0", "c0"][: (1 + (kind == "LSTM")) * states]
@@ -159,10 +159,10 @@ def test_sequences_of_a_recurrent_layer_may_end_early(stages, tmp_path, kind, st
     weights = {"w": normal(d, gates * 6, 5), "r": normal(d, gates * 6, 6) / 3, "b": normal(d, 2 * gates * 6)}
     shapes = {"y": [7, d, 3, 6], "h": [d, 3, 6], "c": [d, 3, 6]}
     cast = helper.make_node("Cast", ["lengths"], ["ends"], to=TensorProto.INT32)
-    path = save(tmp_path / "m.onnx", [cast, node], {"x": [7, 3, 5], "lengths": [3]} | {name: [d, 3, 6] for name in names},
-                {name: shapes[name] for name in outputs}, weights)  # fmt: skip
+    given_shapes = {"x": [7, 3, 5], "lengths": [3]} | {name: [d, 3, 6] for name in names}
+    path = save(tmp_path / "m.onnx", [cast, node], given_shapes, {name: shapes[name] for name in outputs}, weights)
 
-    arrays = [normal(7, 3, 5), np.array(lengths, np.float32), *(normal(d, 3, 6) for _ in names)]
+    arrays = [normal(7, 3, 5), np.array([7, 1, 4], np.float32), *(normal(d, 3, 6) for _ in names)]
 
     assert agrees(stages, path, tmp_path, *arrays)
     expected = direction == "forward" if is_whole is None else is_whole
