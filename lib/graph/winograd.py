@@ -38,19 +38,29 @@ from lib.tir.operators import WINOGRAD_LINES
 FUNCTION = "conv2d_winograd"  # name of the functions that compute one, for people
 _LANES = 8  # channels that fill a vector
 _WIDE, _NARROW, _PAIRS = "float32", "bfloat16", "int16"  # element types that products read
-_SUMS = {_WIDE: "float32", _NARROW: "float32", _PAIRS: "int32"}  # by these, of products and of convolutions
-_OF_DATA = {_WIDE: "float32", _NARROW: "float32", _PAIRS: "int16"}  # in which transforms compute
-_OF_RESULTS = {_WIDE: "float32", _NARROW: "float32", _PAIRS: "float64"}
 _FROM_MEMORY, _THROUGH_CACHE, _THROUGH_MEMORY, _IN_BLOCKS = 10, 14, 45, 8  # cost of an element, in multiplications
 _CACHE = 1 << 23  # elements in float32 that stay in the last cache
 _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
-# m of the transforms, by taps of a side.
-_TILES: dict[str, dict[int, tuple[int, ...]]] = {
-    _WIDE: {3: (2, 4), 5: (2, 4), 7: (2,)}, _NARROW: {3: (2,)}, _PAIRS: {3: (2, 4)}
-}  # fmt: skip
 _BYTES = 255  # the largest of data
 _EVER = 2.0**-40  # by which results in double precision are too large: none is below its integer
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How convolutions whose products read elements of a type are computed, and in which other types."""
+
+    of_data: str  # transforms of data
+    sums: str  # of products; also what the convolution gives
+    of_results: str
+    tiles: Mapping[int, tuple[int, ...]]  # m, by taps of a side
+
+
+_KINDS = {
+    _WIDE: _Kind("float32", "float32", "float32", {3: (2, 4), 5: (2, 4), 7: (2,)}),
+    _NARROW: _Kind("float32", "float32", "float32", {3: (2,)}),
+    _PAIRS: _Kind("int16", "int32", "float64", {3: (2, 4)}),
+}
 
 
 def replacement(instructions: str = "", lanes: int = 1, *, is_narrow: bool = False) -> Choose:
@@ -131,7 +141,7 @@ def best_tile(
     share = 0.5 if kind == _NARROW else 1.0  # of a float's time and memory
     from_memory = _FROM_MEMORY_OF.get(instructions, _FROM_MEMORY)
     costs = {0: share * taps**2 * kernel * float(frames[1] * area + from_memory)}
-    for tile in (m for m in _TILES[kind].get(taps, ()) if m <= most):
+    for tile in (m for m in _KINDS[kind].tiles.get(taps, ()) if m <= most):
         positions = minimal(tile, taps).window ** 2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
         in_blocks = height >= WINOGRAD_LINES * tile and depth == groups == 1 and _fill_blocks(channels, kind)
@@ -175,7 +185,8 @@ def convolution(
         value: What images are padded with.
     """
     batch, *depth, height, width, _ = (int(extent) for extent in data.shape)
-    transforms, factor = _transforms(tile, int(kernel.shape[0]) - tile + 1, str(kernel.dtype))
+    kind = str(kernel.dtype)
+    transforms, factor = _transforms(tile, int(kernel.shape[0]) - tile + 1, kind)
     half, edge = len(padding) // 2, transforms.taps - 1
     (*front, top, left), (*back, bottom, right) = padding[:half], padding[half:]
     out_height, out_width = height + top + bottom - edge, width + left + right - edge
@@ -184,15 +195,15 @@ def convolution(
     beyond = tiles.down * tile - out_height, tiles.across * tile - out_width
     before, after = [0, *front, top, left, 0], [0, *back, bottom + beyond[0], right + beyond[1], 0]
     padded = topi.nn.pad(data, before, after, tirx.const(value, data.dtype), name="pad_temp")
-    product = _product(_spread(padded, tiles, transforms, str(kernel.dtype)), kernel, tiles, groups)
-    results = _results(product, transforms, _OF_RESULTS[str(kernel.dtype)])
+    product = _product(_spread(padded, tiles, transforms, kind), kernel, tiles, groups)
+    results = _results(product, transforms, _KINDS[kind].of_results)
 
     def result(*at: tirx.Var) -> tirx.Expr:
         *image, y, x, o = at
         element = results(tiles.number(image, y // tile, x // tile), y % tile, x % tile, o)
         if factor == 1:
             return element
-        return (element * tirx.const((1 + _EVER) / factor**2, element.ty.dtype)).astype(_SUMS[str(kernel.dtype)])
+        return (element * tirx.const((1 + _EVER) / factor**2, element.ty.dtype)).astype(_KINDS[kind].sums)
 
     seen = [int(extent) for extent in kernel.shape[2:-2]]
     out_depth = [extent - taps + 1 for extent, taps in zip(frames, seen, strict=True)]
@@ -234,7 +245,7 @@ class _Tiles:
 
 def _spread(padded: te.Tensor, tiles: _Tiles, transforms: Transforms, kind: str) -> te.Tensor:
     """B^T d B of each tile, n x n x tiles x C, in the element type of the kernel."""
-    matrix, size, channels, own = transforms.data, transforms.window, int(padded.shape[-1]), _OF_DATA[kind]
+    matrix, size, channels, own = transforms.data, transforms.window, int(padded.shape[-1]), _KINDS[kind].of_data
 
     def inputs(number: tirx.Var, line: tirx.Var, column: tirx.Var, channel: tirx.Var) -> tirx.Expr:
         image, y, x = tiles.begin(number)
@@ -262,7 +273,7 @@ def _product(spread: te.Tensor, kernel: te.Tensor, tiles: _Tiles, groups: int) -
     size, _, *seen, channels, columns = (int(extent) for extent in kernel.shape)
     channel = te.reduce_axis((0, channels), "channel")
     steps = [te.reduce_axis((0, extent), "frame") for extent in seen]
-    count, sums = tiles.count - sum(extent - 1 for extent in seen) * tiles.of_image, _SUMS[str(kernel.dtype)]
+    count, sums = tiles.count - sum(extent - 1 for extent in seen) * tiles.of_image, _KINDS[str(kernel.dtype)].sums
 
     def product(a: tirx.Var, b: tirx.Var, p: tirx.Var, o: tirx.Var) -> tirx.Expr:
         place = sum((step * tiles.of_image for step in steps), p)
@@ -308,7 +319,7 @@ def _fits_sums(kernel: np.ndarray, tile: int) -> bool:
 
 def _tile(call: relax.Call, kind: str, instructions: str, lanes: int, most: int = 4) -> int:
     """m of the transform for a call; 0 if it is no such convolution, or would not be faster."""
-    if not is_call(call, "relax.nn.conv2d", "relax.nn.conv3d") or dtype(call) != _SUMS[kind]:
+    if not is_call(call, "relax.nn.conv2d", "relax.nn.conv3d") or dtype(call) != _KINDS[kind].sums:
         return 0
     attrs = call.attrs
     is_plain = {int(n) for n in (*attrs.strides, *attrs.dilation)} == {1}

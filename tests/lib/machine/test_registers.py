@@ -4,7 +4,7 @@ import pytest
 from tvm.target import Target
 
 from lib.machine import targets
-from lib.machine.dots import INT16
+from lib.machine.dots import INT8, INT16
 from lib.machine.registers import Registers, narrowed, registers
 
 
@@ -61,6 +61,11 @@ def test_the_name_of_a_target_and_its_tiles_have_one_vector_width(width):
 
     assert target.name == f"llvm-skylake-avx512-1t-{width}b"
     assert registers(target.tvm()).lanes == width // 32
+
+
+@pytest.mark.parametrize(("dot", "left"), [(INT16, 15), (INT8, 16), (None, 16)])
+def test_products_that_another_instruction_adds_take_a_register(dot, left):
+    assert Registers(16, 8).beside(dot) == Registers(left, 8)
 
 
 def test_vectors_are_narrowed_to_what_fills_an_extent():
