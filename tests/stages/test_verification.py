@@ -211,6 +211,35 @@ def test_a_file_means_what_its_operators_say_where_onnx_runtime_optimises_that_a
     assert found["max_error"] < 1e-5
 
 
+def detector_of_nothing(path, weight=1.0):
+    """Probabilities of about 1e-7."""
+    made = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w", "b"], ["c"]), helper.make_node("Sigmoid", ["c"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 12, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 12, 12])],
+        [
+            numpy_helper.from_array(np.random.default_rng(0).normal(size=(16, 16, 1, 1)).astype(np.float32), "w"),
+            numpy_helper.from_array(np.full(16, -17, np.float32) * np.float32(weight), "b"),
+        ],
+    )  # fmt: skip
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_probabilities_that_vanish_are_compared_as_far_as_onnx_runtime_has_them(cpu, pool, tmp_path):
+    file, files = detector_of_nothing(tmp_path / "d.onnx"), ModelFiles(tmp_path / "model")
+    extract.run(Source(str(file)), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=files)
+    built = made(Built(tmp_path, files, interface_of(files)), cpu)
+
+    found = beside(file, built, cpu, pool)
+
+    assert found["compared_with"] == PLAIN_LOOPS
+    assert found["max_error"] <= CONFIG.tolerance < found["onnx"]["max_error"]
+    assert found["largest_output"] < 1e-5
+    with pytest.raises(VerificationError, match="imported model's outputs"):
+        beside(detector_of_nothing(tmp_path / "other.onnx", weight=0.5), built, cpu, pool)
+
+
 def with_other_weights(path):
     """The attention with a projection that has the other sign."""
     other = onnx.load(attention(path, "kept"))
