@@ -362,16 +362,16 @@ class Peer:
         return error
 
     def allowed(self, found: Sequence[np.ndarray], tolerance: float, inputs: Path, out: Path) -> float:
-        """How far outputs may be from its own: as far as roundings bring these, where they vanish.
+        """How far outputs may be from its own: as far as roundings bring these, where those that are farther vanish.
 
         ONNX Runtime's logistic function is as exact as the last bits of one are: a detector that sees nothing has
         probabilities of 1e-7 for all pixels, which it makes 0 or 1.2e-7."""
-        if not self.by or self.error(found) <= tolerance or not self.error(found) < math.inf:
+        if not tolerance < self.error(found) < math.inf:
             return tolerance
-        if any(np.abs(one.astype(np.float64) - other).max(initial=0) > _OF_ONE
-               for one, other in zip(found, self.outputs, strict=True)):  # fmt: skip
-            return tolerance
-        return max(tolerance, _ROUNDINGS * self.roundings(inputs, out))
+        pairs = zip(found, self.outputs, strict=True)
+        apart = [np.abs(one.astype(np.float64) - other).max() for one, other in pairs
+                 if relative_error(one, other) > tolerance]  # fmt: skip
+        return tolerance if max(apart) > _OF_ONE else max(tolerance, _ROUNDINGS * self.roundings(inputs, out))
 
     def error_as_written(
         self, found: Sequence[np.ndarray], tolerance: float, inputs: Path, out: Path
