@@ -3,8 +3,8 @@
     python benchmarks/winograd_2d.py --programs 30 --out FILE.parquet 14x14:336:336:14 28x28:120:120:5:3 ...
 
 Lines and pixels of the image, channels read and written, groups of these, and taps of a side (3 unless another number
-is given); with zeros around it, and a bias. What is taken is told for groups whose columns fill whole vectors. See
-`ways.py` for how they are timed.
+is given); with zeros around it, and a bias; with `--kind int16` of bytes, multiplied in pairs of 16 bits. What is taken
+is told for groups whose columns fill whole vectors. See `ways.py` for how they are timed.
 """
 
 import math

@@ -501,11 +501,10 @@ def _agreed(
             f"The tuned model's outputs differ from the untuned model's by {error:.1e} of their largest value; "
             f"{tolerance:.2g} is allowed. Nothing was shipped; the measurements are kept."
         )
-    if peer and not built.is_quantized:
-        tolerance_to_file = peer.allowed(expected, config.tolerance, *otherwise)
-    else:
-        tolerance_to_file = tolerance
-    error_to_file = peer.compare(expected, tolerance_to_file) if peer else None
+    error_to_file = None
+    if peer:
+        allowed = tolerance if built.is_quantized else peer.allowed(expected, config.tolerance, *otherwise)
+        error_to_file = peer.compare(expected, allowed)
     return Agreed(PLAIN_LOOPS, expected, error, error_to_file, tolerance)
 
 

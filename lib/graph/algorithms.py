@@ -100,8 +100,6 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         lanes = machine.lanes if widened else 1
         images = winograd.replacement(target.instructions, lanes, is_narrow=is_narrow)
         choices = [images, winograd_1d.replacement(lanes, is_narrow=is_narrow), *choices]
-        if in_pairs:
-            choices = [winograd.replacement_in_pairs(target.instructions, model.weights, lanes), *choices]
     if widened:
         choices = [taps.replacement(machine.lanes), *choices]
     model = dot_products.read_as_they_lie(model, is_narrow=is_narrow)
@@ -110,6 +108,9 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         model = attention.fuse(model, dot, machine.lanes)
     if widened:
         model = packing.with_whole_vectors(model, machine.lanes)
+    if in_pairs and config.winograd == "auto":
+        lanes = machine.lanes if widened else 1
+        choices = [winograd.replacement_in_pairs(target.instructions, model.weights, lanes), *choices]
     model = reweight.replaced(model, choices)
     if in_pairs:
         chosen = pairs.in_pairs(model, machine.lanes)

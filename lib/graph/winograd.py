@@ -19,9 +19,9 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVP
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import ml_dtypes
 import numpy as np
@@ -80,21 +80,25 @@ def replacement_in_pairs(instructions: str, weights: Mapping[str, np.ndarray], l
     Args:
         weights: Of the model by name: what they sum up to decides how large tiles may be.
     """
-    return partial(_in_pairs, instructions, weights, lanes)
 
+    @cache  # a call is asked for more than once
+    def fits(name: str, tile: int) -> bool:
+        return _fits_sums(weights[name], tile)
 
-def _in_pairs(instructions: str, weights: Mapping[str, np.ndarray], lanes: int, call: relax.Call) -> Replacement | None:
-    if not is_call(call, "relax.nn.conv2d") or (dtype(call.args[0]), dtype(call.args[1])) != ("uint8", "int8"):
-        return None
-    kernel = weights.get(str(call.args[1].name)) if isinstance(call.args[1], relax.Var) else None
-    return None if kernel is None else _replacement(instructions, lanes, _PAIRS, call, kernel)
+    def in_pairs(call: relax.Call) -> Replacement | None:
+        if not is_call(call, "relax.nn.conv2d") or (dtype(call.args[0]), dtype(call.args[1])) != ("uint8", "int8"):
+            return None
+        name = str(call.args[1].name) if isinstance(call.args[1], relax.Var) else ""
+        return _replacement(instructions, lanes, _PAIRS, call, partial(fits, name)) if name in weights else None
+
+    return in_pairs
 
 
 def _replacement(
-    instructions: str, lanes: int, kind: str, call: relax.Call, kernel: np.ndarray | None = None
+    instructions: str, lanes: int, kind: str, call: relax.Call, fits: Callable[[int], bool] = lambda _tile: True
 ) -> Replacement | None:
     tile = _tile(call, kind, instructions, lanes)
-    while tile and kernel is not None and not _fits_sums(kernel, tile):
+    while tile and not fits(tile):
         tile = _tile(call, kind, instructions, lanes, tile - 1)
     if not tile:
         return None

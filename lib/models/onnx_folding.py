@@ -78,9 +78,8 @@ def evaluate(
     Args:
         opsets: Versions by domain.
     """
-    axes = next((list(each.ints) for each in node.attribute if each.name == "axes"), None)
-    if node.op_type == "Unsqueeze" and axes is not None:  # of before ONNX 13: `onnx.reference` 1.23 fails on them
-        return {node.output[0]: np.expand_dims(arguments[node.input[0]], tuple(axes))}
+    if node.op_type == "Unsqueeze" and node.attribute:  # axes, of before ONNX 13: `onnx.reference` 1.23 fails on them
+        return {node.output[0]: np.expand_dims(arguments[node.input[0]], tuple(node.attribute[0].ints))}
     try:
         evaluator = ReferenceEvaluator(node, opsets=opsets)
         with np.errstate(all="ignore"):  # infinities and the like are results as others

@@ -67,7 +67,7 @@ def whole(node: onnx.NodeProto, graph: Graph) -> Nodes:
     kept = graph.changed(node, {_WHOLE: 1})
     if asked.lengths:
         has_gates = asked.activations[0] == "sigmoid" and not asked.is_batch_first
-        return onnx_lengths.keeping(kept, graph, asked.lengths) if has_gates else None
+        return onnx_lengths.keeping(kept, graph, asked.lengths, asked.seq) if has_gates else None
     while kept.output and not graph.is_read(kept.output[-1]):
         del kept.output[-1]
     return [kept]

@@ -45,6 +45,11 @@ define <{n} x i32> @{name}_{n}(<{n} x i32> %c, <{m} x i16> %x, <{m} x i16> %w) a
 """
 
 
+def _is_wrapped(dot: Dot) -> bool:
+    """Whether programs call a function around the instruction."""
+    return dot.data == "bfloat16" or not dot.adds
+
+
 def _wrapper(dot: Dot, lanes: int) -> str:
     if not dot.adds:
         return _IN_ORDER.format(n=lanes, m=dot.depth * lanes, name=dot.name)
@@ -71,7 +76,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
         if found is None:
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body)
         dot = named(str(loop.annotations[MARK]))
-        if dot.data == "bfloat16" or not dot.adds:
+        if _is_wrapped(dot):
             wrapped.add((dot, int(loop.extent)))
         return found
 

@@ -178,31 +178,40 @@ def beside(file, built, cpu, pool, check=lambda _library: None):
         return compile.verify(built, Estimate(1.0), CONFIG, pool, peer, check=check)
 
 
-def pooled_behind_zeros(path):
-    """A pooling for the largest of negative numbers with zeros around, which ONNX Runtime forgets as it optimises."""
+def save(path, nodes, x, y, weights):
+    """A file that makes an image of another."""
     made = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w", "b"], ["c"]),
-            helper.make_node("Pad", ["c", "pads"], ["p"]),
-            helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 12, 12])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 6, 6])],
-        [
-            numpy_helper.from_array(np.random.default_rng(0).normal(size=(16, 3, 1, 1)).astype(np.float32), "w"),
-            numpy_helper.from_array(np.full(16, -20, np.float32), "b"),
-            numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads"),
-        ],
-    )
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, y)],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )  # fmt: skip
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
 
 
-def test_a_file_means_what_its_operators_say_where_onnx_runtime_optimises_that_away(cpu, pool, tmp_path):
-    file, files = pooled_behind_zeros(tmp_path / "p.onnx"), ModelFiles(tmp_path / "model")
+def built_of(file, folder, cpu):
+    files = ModelFiles(folder / "model")
     extract.run(Source(str(file)), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=files)
-    built = made(Built(tmp_path, files, interface_of(files)), cpu)
+    return made(Built(folder, files, interface_of(files)), cpu)
+
+
+def pooled_behind_zeros(path):
+    """A pooling for the largest of negative numbers with zeros around, which ONNX Runtime forgets as it optimises."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"]),
+        helper.make_node("Pad", ["c", "pads"], ["p"]),
+        helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
+    ]
+    weights = {
+        "w": np.random.default_rng(0).normal(size=(16, 3, 1, 1)).astype(np.float32),
+        "b": np.full(16, -20, np.float32), "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+    }  # fmt: skip
+    return save(path, nodes, [1, 3, 12, 12], [1, 16, 6, 6], weights)
+
+
+def test_a_file_means_what_its_operators_say_where_onnx_runtime_optimises_that_away(cpu, pool, tmp_path):
+    file = pooled_behind_zeros(tmp_path / "p.onnx")
+    built = built_of(file, tmp_path, cpu)
 
     found = beside(file, built, cpu, pool, check=refuse)
 
@@ -211,25 +220,19 @@ def test_a_file_means_what_its_operators_say_where_onnx_runtime_optimises_that_a
     assert found["max_error"] < 1e-5
 
 
-def detector_of_nothing(path, weight=1.0):
+def detector_of_nothing(path, bias=-17):
     """Probabilities of about 1e-7."""
-    made = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w", "b"], ["c"]), helper.make_node("Sigmoid", ["c"], ["y"])], "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 12, 12])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 12, 12])],
-        [
-            numpy_helper.from_array(np.random.default_rng(0).normal(size=(16, 16, 1, 1)).astype(np.float32), "w"),
-            numpy_helper.from_array(np.full(16, -17, np.float32) * np.float32(weight), "b"),
-        ],
-    )  # fmt: skip
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"]), helper.make_node("Sigmoid", ["c"], ["y"])]
+    weights = {
+        "w": np.random.default_rng(0).normal(size=(16, 16, 1, 1)).astype(np.float32),
+        "b": np.full(16, bias, np.float32),
+    }
+    return save(path, nodes, [1, 16, 12, 12], [1, 16, 12, 12], weights)
 
 
 def test_probabilities_that_vanish_are_compared_as_far_as_onnx_runtime_has_them(cpu, pool, tmp_path):
-    file, files = detector_of_nothing(tmp_path / "d.onnx"), ModelFiles(tmp_path / "model")
-    extract.run(Source(str(file)), cpu, AlgorithmConfig(), provenance=PROVENANCE, out=files)
-    built = made(Built(tmp_path, files, interface_of(files)), cpu)
+    file = detector_of_nothing(tmp_path / "d.onnx")
+    built = built_of(file, tmp_path, cpu)
 
     found = beside(file, built, cpu, pool)
 
@@ -237,7 +240,7 @@ def test_probabilities_that_vanish_are_compared_as_far_as_onnx_runtime_has_them(
     assert found["max_error"] <= CONFIG.tolerance < found["onnx"]["max_error"]
     assert found["largest_output"] < 1e-5
     with pytest.raises(VerificationError, match="imported model's outputs"):
-        beside(detector_of_nothing(tmp_path / "other.onnx", weight=0.5), built, cpu, pool)
+        beside(detector_of_nothing(tmp_path / "other.onnx", bias=-8.5), built, cpu, pool)
 
 
 def with_other_weights(path):

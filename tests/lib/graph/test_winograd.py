@@ -259,8 +259,8 @@ def test_tiles_of_bytes_are_as_large_as_sums_of_their_weights_allow(weight, chan
 @pytest.mark.parametrize("tile", [2, 4])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_no_sum_is_larger_than_what_is_foretold_of_its_weights(tile, sign):
-    """Of as many channels as fit, data that make one position's sum as large as it gets fit, and of twice as many none
-    need to."""
+    """Of as many channels as data that make one position's sum as large as it gets leave in 32 bits: one more is too
+    many."""
     kernel = np.full((3, 3, 1, 1), 127 * sign, np.int8)
     lines, factors = integral(tile, 3)[0].data, winograd.transformed(kernel, tile, "int16")[..., 0, 0].astype(np.int64)
     sums = []
