@@ -69,7 +69,7 @@ STOCK = "stock MetaSchedule"
 def origin(target: targets.AnyTarget, code: str) -> dict[str, Any]:
     """Columns of each row; `code`: its revision, where there is no clone to ask."""
     names = sorted({name for [name] in host.gpu_facts("name")})
-    return {"gpu": ", ".join(names), "gpus": len(host.gpus()), **provenance.columns(target.threads, code)}
+    return {"gpu": ", ".join(names), "gpus": len(host.gpus() or []), **provenance.columns(target.threads, code)}
 
 
 def quality(
@@ -104,7 +104,7 @@ def devices(target: targets.AnyTarget, n: int, turns: int, extent: int) -> pd.Da
     """Trials per second on one GPU and on all, in alternation; processes are started before, and candidates are
     compiled in the time that counts, as in a run."""
     jobs, rows = candidates(target, n, extent), []
-    all_gpus = host.gpus()
+    all_gpus = host.gpus() or []
     for turn in range(turns):
         for used in (all_gpus[:1], all_gpus):
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(used)

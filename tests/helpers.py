@@ -38,6 +38,7 @@ population = 32
 generations = 1
 [measure]
 min_repeat_s = 0.001
+run_timeout_s = 60
 device_patience_s = 10
 [train]
 min_samples = 2

@@ -17,10 +17,12 @@ _LEAST_MEMORY = 2 << 30  # bytes
 _ARCH_PRCTL, _REQUEST_PERMISSION, _AMX_REGISTERS = 158, 0x1023, 18  # of x86-64 Linux
 
 
-def gpus() -> list[str]:
-    """The UUID of each GPU that this process may use."""
+def gpus() -> list[str] | None:
+    """The UUID of each GPU that this process may use; None where nvidia-smi fails, or is not there."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = gpu_facts("index,uuid")
+    found = _nvidia_smi("index,uuid")
+    if found is None:
+        return None
     if allowed is None:
         return [uuid for _, uuid in found]
     wanted = [name.strip() for name in allowed.split(",")]
@@ -29,11 +31,15 @@ def gpus() -> list[str]:
 
 def gpu_facts(columns: str) -> list[list[str]]:
     """What nvidia-smi reports of each GPU, by columns of its `--query-gpu`; empty if there is none."""
+    return _nvidia_smi(columns) or []
+
+
+def _nvidia_smi(columns: str) -> list[list[str]] | None:
     query = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader"]
     try:
         output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
+        return None
     return [[field.strip() for field in line.split(",")] for line in output.splitlines() if line]
 
 

@@ -121,7 +121,7 @@ class GpuFleet:
 
     def slots(self) -> list[Slot]:
         if self._names is None:
-            self._names = host.gpus()
+            self._names = host.gpus() or []
         names = [name for name in self._names if self._losses[name] < _LOSSES]
         return [Slot(Local(), ((_VISIBLE, name),)) for name in names] if _compiles() else []
 
@@ -143,8 +143,11 @@ class GpuFleet:
         name = dict(slot.environment)[_VISIBLE]
         self._losses[name] = self._losses[name] + 1 if lost else 0
         self._last_loss = lost or self._last_loss
-        if lost:  # where nvidia-smi fails for one that fell off its bus, the others are still there
-            self._names = host.gpus() or [other for other in self._names or [] if other != name]
+        if lost:
+            found = host.gpus()
+            # Where one fell off its bus, or the machine stands still, nvidia-smi may fail: that says nothing of the
+            # others, and one that is gone will be lost again.
+            self._names = self._names if found is None else found
 
 
 def _compiles() -> bool:

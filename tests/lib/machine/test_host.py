@@ -11,7 +11,7 @@ TWO = [["0", "GPU-a"], ["1", "GPU-b"]]
     [(None, ["GPU-a", "GPU-b"]), ("1", ["GPU-b"]), ("GPU-a", ["GPU-a"]), ("0, 1", ["GPU-a", "GPU-b"]), ("", [])],
 )
 def test_only_gpus_that_this_process_may_use_count(visible, expected, monkeypatch):
-    monkeypatch.setattr(host, "gpu_facts", lambda _columns: TWO)
+    monkeypatch.setattr(host, "_nvidia_smi", lambda _columns: TWO)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -19,10 +19,11 @@ def test_only_gpus_that_this_process_may_use_count(visible, expected, monkeypatc
     assert host.gpus() == expected
 
 
-def test_a_machine_without_nvidias_tool_has_no_gpus(monkeypatch):
+def test_a_machine_without_nvidias_tool_says_nothing_of_gpus(monkeypatch):
     monkeypatch.setenv("PATH", "")
 
-    assert host.gpus() == []
+    assert host.gpus() is None
+    assert host.gpu_facts("name") == []
 
 
 def test_cores_are_those_this_process_may_use(monkeypatch):

@@ -159,6 +159,23 @@ def test_a_killed_process_of_a_gpu_costs_no_candidate(pool):
     assert next(killed) == 2
 
 
+def test_gpus_stay_where_nvidia_smi_fails_until_they_are_lost_again_and_again(all_there, monkeypatch, tmp_path):
+    """As it does for all when one fell off its bus."""
+    fleet = GpuFleet()
+    both = fleet.slots()
+    monkeypatch.setenv("PATH", os.fspath(tmp_path), prepend=os.pathsep)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 15\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+
+    for slot in both:
+        fleet.report(slot, "its process was killed")
+    assert fleet.slots() == both
+
+    for _ in range(2):
+        fleet.report(both[0], "it fell off its bus")
+    assert fleet.slots() == both[1:]
+
+
 def test_a_machine_whose_tvm_finds_no_cuda_says_what_it_needs(all_there, fresh_launcher, monkeypatch):
     monkeypatch.delenv("LD_LIBRARY_PATH")
     with (
