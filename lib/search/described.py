@@ -21,7 +21,7 @@ from lib.machine.registers import Registers, registers
 from lib.search.spaces.roles import Roles, contraction_roles, window_roles
 from lib.tir import analysis
 from lib.tir.addresses import Access, access
-from lib.tir.operators import CHOSEN_SUM, operator
+from lib.tir.operators import CHOSEN_SUM, WINOGRAD, WINOGRAD_1D, core_operator, operator, operators
 
 CONTEXT = (
     "operations", "rows", "last row", "columns", "channels", "window", "batch", "groups", "weight bytes", "data bytes",
@@ -78,6 +78,7 @@ class Workload:
     plain: Plain | None  # if it has no roles
     # Of blocks that sum products of its batch: which of their axes each of its own axes is read by.
     sums: Mapping[str, Sequence[tuple[int, ...]]]
+    readers: Mapping[str, Sequence[str]]  # of what each block writes, where products are transformed back; else empty
     context: np.ndarray  # one value for each of CONTEXT
     machine: Registers
     threads: int
@@ -115,7 +116,18 @@ def describe(module: tvm.IRModule, target: Target) -> Workload:
         values["blocks after"] = len(names) - 1 - names.index(main)
     context = np.array([values[name] for name in CONTEXT], np.float32)
     sums = _sums(blocks, main) if roles and roles.batch else {}
-    return Workload(extents, reduction, main, roles, plain, sums, context, machine, threads, of_elements)
+    readers = _readers(blocks) if core_operator(operators(module)).startswith((WINOGRAD, WINOGRAD_1D)) else {}
+    return Workload(extents, reduction, main, roles, plain, sums, readers, context, machine, threads, of_elements)
+
+
+def _readers(blocks: Sequence[SBlock]) -> dict[str, list[str]]:
+    """See `Workload.readers`."""
+    stores = {str(block.name_hint): analysis.stored(block) for block in blocks}
+    return {
+        name: [other for other, found in stores.items()
+               if any(load.source.same_as(store.buffer) for load in analysis.loaded(found))]
+        for name, store in stores.items()
+    }  # fmt: skip
 
 
 def _sums(blocks: Sequence[SBlock], main: str) -> dict[str, list[tuple[int, ...]]]:

@@ -67,6 +67,8 @@ class Walk:
     tiled: str = field(init=False)  # the main block, or, if that was cut into slabs, the part that has its tile
     moved: str = ""  # the tiled block, until the loops that it has where it was moved, or cut, are asked for
     parts: dict[str, str] = field(default_factory=dict)  # blocks made from reductions, and those
+    copies: dict[str, str] = field(default_factory=dict)  # blocks made from others' accumulators, by those
+    inlined: set[str] = field(default_factory=set)
     tasks: list[int] = field(default_factory=list)  # of each parallel loop
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
@@ -80,6 +82,12 @@ class Walk:
             self.counts[kind] += 1
         if kind == "GetSBlock":
             self.blocks[outputs[0]] = attrs[0]
+        elif kind == "GetConsumers":
+            self._get_readers(self.blocks.get(inputs[0], ""), outputs)
+        elif kind == "CacheWrite":
+            self._copy(self.blocks.get(inputs[0], ""), outputs[0])
+        elif kind == "ComputeInline":
+            self.inlined.add(self.blocks.get(inputs[0], ""))
         elif kind == "GetLoops":
             self._get_loops(self.blocks.get(inputs[0], ""), outputs)
         elif kind == "SampleCategorical":
@@ -127,6 +135,23 @@ class Walk:
             self.moved = ""
         if len(self.nests.get(block, ())) == len(outputs):
             self.loops |= dict(zip(outputs, self.nests[block], strict=True))
+
+    def _copy(self, block: str, output: str) -> None:
+        if block in self.workload.readers:
+            self.copies[block] = self.blocks[output] = f"copy of {block}"
+
+    def _get_readers(self, block: str, outputs: Sequence[str]) -> None:
+        copied = {copy: source for source, copy in self.copies.items()}
+        found = [self.copies[block]] if block in self.copies else self._readers(copied.get(block, block))
+        if len(found) == len(outputs):
+            self.blocks |= dict(zip(outputs, found, strict=True))
+
+    def _readers(self, block: str) -> list[str]:
+        """The blocks that read what a block writes, by what is inlined into them, too."""
+        found: list[str] = []
+        for reader in self.workload.readers.get(block, ()):
+            found += self._readers(reader) if reader in self.inlined else [reader]
+        return found
 
     def _is_tiled(self, block: str) -> bool:
         return self.workload.roles is not None and block == self.tiled
@@ -190,6 +215,8 @@ class Walk:
             self.nests[block] = []
         elif loop is not None and (axes := self.workload.sums.get(loop.block)):
             self.nests[block], self.moved = self._in_loop(loop, axes), block
+        elif loop is not None and loop.block in self.workload.readers:
+            self.nests[block], self.moved = self._in_task(loop), block
 
     def _in_loop(self, loop: Loop, axes: Sequence[tuple[int, ...]]) -> list[Loop]:
         """The nest of the main block in a loop around what reads it: of each of its axes as much as is read there.
@@ -209,6 +236,15 @@ class Walk:
                 for of, extent in zip(axes, extents, strict=False)]  # fmt: skip
         left = [*read, *extents[len(read) :]]  # those of the reduction
         return [*map(own, nest[:place]), *(Loop(extent, main, (n,)) for n, extent in enumerate(left))]
+
+    def _in_task(self, task: Loop) -> list[Loop]:
+        """The nest of the main block in a loop over tasks, each of which has an equal part of the rows and all else."""
+        main, roles = self.workload.main, self.workload.roles
+        assert roles is not None
+        row, extents = roles.rows[-1], list(self.workload.extents[main])
+        extents[row] = -(-extents[row] // task.extent)
+        shared = Loop(task.extent, main, (row,), kind=task.kind)
+        return [shared, *(Loop(extent, main, (n,)) for n, extent in enumerate(extents))]
 
     def features(self) -> np.ndarray:
         """Of the program: float32, one for each of NAMES; NaN where one says nothing."""

@@ -15,6 +15,7 @@ So one task may as well do all for some lines of tiles, of which they stay in L2
         lines.1, tiles, vectors: results and what follows, in registers
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -59,16 +60,21 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     left = machine.beside(dot)
     tiles = [replace(tile, dot=dot) for tile in tiling.tiles(extents[roles.rows[-1]], columns, left)]
     transforms = [partial(tiled, tile, first) for tile in tiles for first in (False, True)]
-    across = _across(schedule, block)
-    if across and len(roles.reduction) == 1:  # of volumes it is over frames, too
-        found = tiling.tiles(across, columns, left)
-        blocked = [Tile(tile.lanes, tile.vectors, (height,), dot) for tile in found for height in tile.rows]
-        results = partial(_transform_results, machine=machine, in_blocks=True)
-        transforms += [
-            partial(in_blocks, product=block, roles=roles, tile=tile, machine=machine, transform_results=results)
-            for tile in blocked
-        ]
+    lines, across = _lines_and_columns(schedule, block)
+    if lines and len(roles.reduction) == 1:  # of volumes it is over frames, too
+        for tile in _tiles_of_lines(lines, across, columns, left):
+            results = partial(_transform_results, machine=machine, height=tile.rows[0])
+            blocked = partial(in_blocks, product=block, roles=roles, machine=machine, transform_results=results)
+            transforms.append(partial(blocked, tile=replace(tile, dot=dot)))
     return feasible(schedule, transforms)
+
+
+def _tiles_of_lines(lines: int, across: int, columns: int, machine: Registers) -> list[Tile]:
+    """Register tiles, of one height each, that divide all the tiles of an image in some of its lines, as many of them
+    as tasks may have: one line of 26 has no tile of four rows, two have."""
+    heights = {height for n in tiling.divisors(lines)[:-1] for height in tiling.divisors(n * across)}
+    found = tiling.tiles(math.lcm(*heights), columns, machine)
+    return [replace(tile, rows=(height,)) for tile in found for height in tile.rows if height in heights]
 
 
 def _lanes(channels: int, dot: Dot | None, machine: Registers) -> int:
@@ -76,12 +82,12 @@ def _lanes(channels: int, dot: Dot | None, machine: Registers) -> int:
     return narrowed(machine.lanes * (2 if dot == INT16 else 1), channels)
 
 
-def _across(schedule: Schedule, product: SBlockRV) -> int:
-    """How many tiles an image is wide, where there are enough lines of them to share out; else 0."""
+def _lines_and_columns(schedule: Schedule, product: SBlockRV) -> tuple[int, int]:
+    """How many tiles an image is high and wide, where there are enough lines of them to share out; else none."""
     _, columns, *_, last = primitives.after(schedule, product)
     size = _side(schedule, columns)
     *_, height, width, _ = (int(axis.dom.extent) for axis in schedule.get(last).iter_vars)
-    return 0 if height < WINOGRAD_LINES * size else -(-width // size)
+    return (0, 0) if height < WINOGRAD_LINES * size else (-(-height // size), -(-width // size))
 
 
 def in_blocks(
@@ -149,12 +155,12 @@ def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1, a
     schedule.set_scope(block, 0, "local")
 
 
-def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, *, in_blocks: bool = False) -> LoopRV:
+def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, *, height: int = 0) -> LoopRV:
     """Transform products in a parallel loop of its own; returns the loop over its tasks, or over channels in them.
 
     Args:
         copy: The block that reads the accumulators.
-        in_blocks: A task has all channels of some lines of tiles.
+        height: Of register tiles, if a task has all channels of some lines of tiles: as many as that divides.
     """
     lines, columns, *following = primitives.after(schedule, copy)
     for block in following[:-1]:
@@ -167,8 +173,9 @@ def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, *
     lanes = tiling.lanes_for(primitives.extent_of(schedule, channel), machine)
     channel, lane = schedule.split(channel, [None, lanes])
     schedule.reorder(*images, line, column, channel, y, x, lane)
-    if in_blocks:
-        counts = [n for n in tiling.divisors(primitives.extent_of(schedule, line)) if n > 1]
+    if height:
+        n_lines, across = (primitives.extent_of(schedule, loop) for loop in (line, column))
+        counts = [n for n in tiling.divisors(n_lines) if n > 1 and n_lines // n * across % height == 0]
         line, _ = schedule.split(line, [primitives.sampled_choice(schedule, counts), None])
         task = schedule.fuse(*images, line)
         schedule.parallel(task)

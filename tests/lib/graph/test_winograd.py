@@ -17,6 +17,7 @@ from lib.machine.targets import CpuTarget
 from lib.search import evolution
 from lib.tir import traces
 from lib.tir.operators import operators
+from lib.tir.outline import outline
 from lib.tir.workload import as_workload, load_module
 from tests.helpers import packed, run_on
 from tests.lib.search.spaces.test_contraction import convolved, sampled
@@ -104,6 +105,21 @@ def test_large_images_may_be_computed_some_lines_of_tiles_at_a_time(cpu, tile, s
     for program in in_blocks:
         found = run_on(program.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
+def test_tasks_of_some_lines_have_register_tiles_that_divide_no_line(cpu):
+    """A line has 26; two lines have 52, which tiles of four rows divide."""
+    image, kernel, shift = arrays(104, (8, 48))
+    expected = np.maximum(convolved(image, kernel, 1) + shift, 0)
+    inputs = [image, winograd.transformed(kernel, 4), shift]
+
+    found = [each for each in sampled(workload(4, 104, (8, 48)), cpu, 24) if is_in_blocks(each)]
+
+    heights = {each: int(outline(each.mod).tile.split()[0]) for each in found}
+    others = [each for each, height in heights.items() if 26 % height]
+    assert others
+    result = run_on(others[0].mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("tile", "size"), [(4, 28), (2, 13)])

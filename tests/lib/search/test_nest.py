@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lib.contracts.schemas import N_FEATURES
+from lib.graph.winograd_1d import Filter
 from lib.machine.registers import registers
 from lib.search import evolution, nest
 from lib.search.features import of_stores
@@ -13,6 +14,8 @@ from lib.tir import traces
 from lib.tir.outline import outline
 from tests.helpers import matmul
 from tests.lib.graph.test_strassen import workload as in_strassens_way
+from tests.lib.graph.test_winograd import workload as image
+from tests.lib.graph.test_winograd_1d import workload as signal
 from tests.lib.search.spaces.test_contraction import convolution
 from tests.lib.search.spaces.test_window import depthwise
 from tests.lib.tir.test_dot import product as products_in_bf16
@@ -98,6 +101,33 @@ def test_products_that_are_computed_where_their_sums_are_have_a_tile_and_a_task_
         in_task = size(found, "rows of a task") * size(found, "columns of a task")
         assert size(found, "tasks") * in_task == pairs * 6 * lanes  # columns of half of the weights
         assert size(found, "tiles of a task") * found["accumulators"] * lanes == in_task
+
+
+@pytest.mark.parametrize(
+    ("workload", "tiles"),
+    [
+        (image(4, 40, (16, 48)), 10 * 10),
+        (image(2, 26, (16, 48), batch=2), 2 * 13 * 13),
+        (signal((1, 400, 16), 1, Filter(4, 3, 1), 400, 1), 100),
+    ],
+)
+def test_tasks_that_transform_multiply_and_transform_back_have_a_tile_and_their_part_of_all_tiles(
+    cpu, workload, tiles
+):  # fmt: skip
+    n_blocked = 0
+
+    for proposal in evolution.sample(workload, cpu.tvm(), 24, known=set(), seed=1):
+        found, program = told(workload, proposal.trace, cpu), traces.apply(workload, proposal.trace).mod
+        in_tile = [int(each) for each in outline(program).tile.split()[:-1:2]]
+        tasks = [int(n) for n in re.findall(r"T\.parallel\((?:T\.int64\()?(\d+)", program.script())]
+
+        assert math.prod(in_tile) == found["accumulators"] * found["lanes"]
+        if len(tasks) == 1:
+            assert size(found, "tasks") == size(found, "most tasks") == tasks[0]
+            assert size(found, "rows of a task") == tiles // tasks[0]
+            assert found["row waste"] == found["column waste"] == 1
+            n_blocked += 1
+    assert n_blocked > 2
 
 
 def test_a_reduction_in_slabs_has_the_tile_of_its_parts_and_reads_the_weights_of_one(cpu):
