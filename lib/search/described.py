@@ -21,7 +21,7 @@ from lib.machine.registers import Registers, registers
 from lib.search.spaces.roles import Roles, contraction_roles, window_roles
 from lib.tir import analysis
 from lib.tir.addresses import Access, access
-from lib.tir.operators import CHOSEN_SUM, WINOGRAD, WINOGRAD_1D, core_operator, operator, operators
+from lib.tir.operators import ATTENTION, CHOSEN_SUM, WINOGRAD, WINOGRAD_1D, core_operator, operator, operators
 
 CONTEXT = (
     "operations", "rows", "last row", "columns", "channels", "window", "batch", "groups", "weight bytes", "data bytes",
@@ -78,7 +78,8 @@ class Workload:
     plain: Plain | None  # if it has no roles
     # Of blocks that sum products of its batch: which of their axes each of its own axes is read by.
     sums: Mapping[str, Sequence[tuple[int, ...]]]
-    readers: Mapping[str, Sequence[str]]  # of what each block writes, where products are transformed back; else empty
+    readers: Mapping[str, Sequence[str]]  # of what each block writes; empty but where a task may have all of them
+    shares_batch: bool  # such tasks have one of the main block's batch each, not all
     context: np.ndarray  # one value for each of CONTEXT
     machine: Registers
     threads: int
@@ -116,8 +117,12 @@ def describe(module: tvm.IRModule, target: Target) -> Workload:
         values["blocks after"] = len(names) - 1 - names.index(main)
     context = np.array([values[name] for name in CONTEXT], np.float32)
     sums = _sums(blocks, main) if roles and roles.batch else {}
-    readers = _readers(blocks) if core_operator(operators(module)).startswith((WINOGRAD, WINOGRAD_1D)) else {}
-    return Workload(extents, reduction, main, roles, plain, sums, readers, context, machine, threads, of_elements)
+    core = core_operator(operators(module))
+    readers = _readers(blocks) if core.startswith((WINOGRAD, WINOGRAD_1D, ATTENTION)) else {}
+    return Workload(
+        extents, reduction, main, roles, plain, sums, readers, core.startswith(ATTENTION), context, machine, threads,
+        of_elements,
+    )  # fmt: skip
 
 
 def _readers(blocks: Sequence[SBlock]) -> dict[str, list[str]]:

@@ -238,13 +238,20 @@ class Walk:
         return [*map(own, nest[:place]), *(Loop(extent, main, (n,)) for n, extent in enumerate(left))]
 
     def _in_task(self, task: Loop) -> list[Loop]:
-        """The nest of the main block in a loop over tasks, each of which has an equal part of the rows and all else."""
+        """The nest of the main block in a loop over tasks, each of which has an equal part of the rows and all else: of
+        all of its batch, or of one."""
         main, roles = self.workload.main, self.workload.roles
         assert roles is not None
         row, extents = roles.rows[-1], list(self.workload.extents[main])
-        extents[row] = -(-extents[row] // task.extent)
-        shared = Loop(task.extent, main, (row,), kind=task.kind)
-        return [shared, *(Loop(extent, main, (n,)) for n, extent in enumerate(extents))]
+        shared = []
+        for n in roles.batch if self.workload.shares_batch else ():
+            shared.append(Loop(extents[n], main, (n,), kind=task.kind))
+            extents[n] = 1
+        n_parts = -(-task.extent // math.prod(loop.extent for loop in shared))
+        extents[row] = -(-extents[row] // n_parts)
+        parts = (*shared, Loop(n_parts, main, (row,), kind=task.kind))
+        fused = Loop(task.extent, main, kind=task.kind, parts=parts)
+        return [fused, *(Loop(extent, main, (n,)) for n, extent in enumerate(extents))]
 
     def features(self) -> np.ndarray:
         """Of the program: float32, one for each of NAMES; NaN where one says nothing."""

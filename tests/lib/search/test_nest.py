@@ -16,6 +16,7 @@ from tests.helpers import matmul
 from tests.lib.graph.test_strassen import workload as in_strassens_way
 from tests.lib.graph.test_winograd import workload as image
 from tests.lib.graph.test_winograd_1d import workload as signal
+from tests.lib.search.spaces.test_attention import workload as attention
 from tests.lib.search.spaces.test_contraction import convolution
 from tests.lib.search.spaces.test_window import depthwise
 from tests.lib.tir.test_dot import product as products_in_bf16
@@ -104,16 +105,16 @@ def test_products_that_are_computed_where_their_sums_are_have_a_tile_and_a_task_
 
 
 @pytest.mark.parametrize(
-    ("workload", "tiles"),
+    ("workload", "rows"),
     [
-        (image(4, 40, (16, 48)), 10 * 10),
+        (image(4, 40, (16, 48)), 10 * 10),  # of tiles
         (image(2, 26, (16, 48), batch=2), 2 * 13 * 13),
         (signal((1, 400, 16), 1, Filter(4, 3, 1), 400, 1), 100),
+        (attention(8), 3 * 24),  # of heads
+        (attention(8, rows=100, heads=2), 2 * 100),
     ],
 )
-def test_tasks_that_transform_multiply_and_transform_back_have_a_tile_and_their_part_of_all_tiles(
-    cpu, workload, tiles
-):  # fmt: skip
+def test_tasks_that_have_all_blocks_of_some_rows_have_a_tile_and_their_part_of_them(cpu, workload, rows):
     n_blocked = 0
 
     for proposal in evolution.sample(workload, cpu.tvm(), 24, known=set(), seed=1):
@@ -124,7 +125,7 @@ def test_tasks_that_transform_multiply_and_transform_back_have_a_tile_and_their_
         assert math.prod(in_tile) == found["accumulators"] * found["lanes"]
         if len(tasks) == 1:
             assert size(found, "tasks") == size(found, "most tasks") == tasks[0]
-            assert size(found, "rows of a task") == tiles // tasks[0]
+            assert size(found, "rows of a task") * tasks[0] == rows
             assert found["row waste"] == found["column waste"] == 1
             n_blocked += 1
     assert n_blocked > 2
