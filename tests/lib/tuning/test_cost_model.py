@@ -209,7 +209,7 @@ def test_a_model_of_other_features_is_refused(tmp_path):
     booster.set_attr(features="per-store-172-tvm-0.9")
     booster.save_model(tmp_path / "m.ubj")
 
-    with pytest.raises(ContractError, match=r"was trained on other features: expected nest-2.*found per-store-172"):
+    with pytest.raises(ContractError, match=r"was trained on other features: expected nest-3.*found per-store-172"):
         FamilyModel.load(tmp_path / "m.ubj")
 
 
