@@ -105,17 +105,17 @@ def test_products_that_are_computed_where_their_sums_are_have_a_tile_and_a_task_
 
 
 @pytest.mark.parametrize(
-    ("workload", "rows"),
+    ("made", "rows"),
     [
-        (image(4, 40, (16, 48)), 10 * 10),  # of tiles
-        (image(2, 26, (16, 48), batch=2), 2 * 13 * 13),
-        (signal((1, 400, 16), 1, Filter(4, 3, 1), 400, 1), 100),
-        (attention(8), 3 * 24),  # of heads
-        (attention(8, rows=100, heads=2), 2 * 100),
+        (lambda _: image(4, 40, (16, 48)), 10 * 10),  # of tiles
+        (lambda _: image(2, 26, (16, 48), batch=2), 2 * 13 * 13),
+        (lambda _: signal((1, 400, 16), 1, Filter(4, 3, 1), 400, 1), 100),
+        (attention, 3 * 24),  # of heads
+        (lambda lanes: attention(lanes, rows=100, heads=2), 2 * 100),
     ],
 )
-def test_tasks_that_have_all_blocks_of_some_rows_have_a_tile_and_their_part_of_them(cpu, workload, rows):
-    n_blocked = 0
+def test_tasks_that_have_all_blocks_of_some_rows_have_a_tile_and_their_part_of_them(cpu, made, rows):
+    workload, n_blocked = made(registers(cpu.tvm()).lanes), 0
 
     for proposal in evolution.sample(workload, cpu.tvm(), 24, known=set(), seed=1):
         found, program = told(workload, proposal.trace, cpu), traces.apply(workload, proposal.trace).mod
