@@ -143,11 +143,10 @@ class GpuFleet:
         name = dict(slot.environment)[_VISIBLE]
         self._losses[name] = self._losses[name] + 1 if lost else 0
         self._last_loss = lost or self._last_loss
-        if lost:
-            found = host.gpus()
-            # Where one fell off its bus, or the machine stands still, nvidia-smi may fail: that says nothing of the
-            # others, and one that is gone will be lost again.
-            self._names = self._names if found is None else found
+        # Where one fell off its bus, or the machine stands still, nvidia-smi may fail: that says nothing of the others,
+        # and one that is gone will be lost again.
+        if lost and (found := host.gpus()) is not None:
+            self._names = found
 
 
 def _compiles() -> bool:

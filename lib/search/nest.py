@@ -67,13 +67,13 @@ class Walk:
     tiled: str = field(init=False)  # the main block, or, if that was cut into slabs, the part that has its tile
     moved: str = ""  # the tiled block, until the loops that it has where it was moved, or cut, are asked for
     parts: dict[str, str] = field(default_factory=dict)  # blocks made from reductions, and those
-    copies: dict[str, str] = field(default_factory=dict)  # blocks made from others' accumulators, by those
+    readers: dict[str, Sequence[str]] = field(init=False)  # see `Workload.readers`; with copies of accumulators
     inlined: set[str] = field(default_factory=set)
     tasks: list[int] = field(default_factory=list)  # of each parallel loop
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
     def __post_init__(self) -> None:
-        self.tiled = self.workload.main
+        self.tiled, self.readers = self.workload.main, dict(self.workload.readers)
 
     def step(self, n: int, instruction: Instruction) -> None:
         """Take one more instruction in."""
@@ -137,19 +137,19 @@ class Walk:
             self.loops |= dict(zip(outputs, self.nests[block], strict=True))
 
     def _copy(self, block: str, output: str) -> None:
-        if block in self.workload.readers:
-            self.copies[block] = self.blocks[output] = f"copy of {block}"
+        if block in self.readers:
+            copy = self.blocks[output] = f"copy of {block}"
+            self.readers |= {copy: self.readers[block], block: [copy]}
 
     def _get_readers(self, block: str, outputs: Sequence[str]) -> None:
-        copied = {copy: source for source, copy in self.copies.items()}
-        found = [self.copies[block]] if block in self.copies else self._readers(copied.get(block, block))
+        found = self._readers(block)
         if len(found) == len(outputs):
             self.blocks |= dict(zip(outputs, found, strict=True))
 
     def _readers(self, block: str) -> list[str]:
         """The blocks that read what a block writes, by what is inlined into them, too."""
         found: list[str] = []
-        for reader in self.workload.readers.get(block, ()):
+        for reader in self.readers.get(block, ()):
             found += self._readers(reader) if reader in self.inlined else [reader]
         return found
 
@@ -215,7 +215,7 @@ class Walk:
             self.nests[block] = []
         elif loop is not None and (axes := self.workload.sums.get(loop.block)):
             self.nests[block], self.moved = self._in_loop(loop, axes), block
-        elif loop is not None and loop.block in self.workload.readers:
+        elif loop is not None and loop.block in self.readers:
             self.nests[block], self.moved = self._in_task(loop), block
 
     def _in_loop(self, loop: Loop, axes: Sequence[tuple[int, ...]]) -> list[Loop]:
