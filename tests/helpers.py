@@ -39,7 +39,7 @@ generations = 1
 [measure]
 min_repeat_s = 0.001
 run_timeout_s = 60
-device_patience_s = 10
+device_patience_s = 60
 [train]
 min_samples = 2
 base = no

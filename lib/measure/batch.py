@@ -35,6 +35,7 @@ class Measuring:
     """What a driver does: it waits for a device until `begun`, then has it until `deadline`."""
 
     candidate: ReadyToRun
+    sent: float  # when the driver was given it
     begun: float = 0.0
     deadline: float = float("inf")
 
@@ -53,6 +54,13 @@ class Batch:
     builds: bool = True
     looked: float = float("-inf")  # when, at the fleet
     seen: float = 0.0  # when a device was last at work, or none was needed
+
+    def waits_since(self) -> float | None:
+        """Since when no driver gets a device, though one was asked for one; None if one has a device, or none asks."""
+        if not self.measuring or any(task.begun for task in self.measuring.values()):
+            return None
+        # A driver asks from when it is given its candidate on: starting one takes time, while nobody waits for devices.
+        return max(self.seen, min(task.sent for task in self.measuring.values()))
 
     def left(self) -> bool:
         return bool(self.pending or self.compiling or self.ready or self.measuring)

@@ -102,9 +102,10 @@ class DevicePool:
             DeviceError: For too long there was no device.
         """
         now = time.monotonic()
-        if any(task.begun for task in batch.measuring.values()) or not batch.measuring:
+        since = batch.waits_since()
+        if since is None:
             batch.seen = now
-        if now - batch.seen > self._config.device_patience_s:
+        elif now - since > self._config.device_patience_s:
             raise self._processes.no_device()
         if now - batch.looked > _LOOK_S:
             batch.looked, batch.shares_cpu = now, self._fleet.shares_cpu()
@@ -132,7 +133,7 @@ class DevicePool:
                 return
             with contextlib.suppress(WorkerDied):  # then it is replaced at the next look
                 driver.send(self._request(batch.ready[0], batch))
-                batch.measuring[driver] = Measuring(batch.ready.popleft())
+                batch.measuring[driver] = Measuring(batch.ready.popleft(), sent=time.monotonic())
 
     def _request(self, candidate: ReadyToRun, batch: Batch) -> Measure:
         config, best_s = self._config, batch.best.get(candidate.job.subgraph_id)

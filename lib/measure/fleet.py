@@ -134,6 +134,11 @@ class GpuFleet:
             )
         if self._names and not _compiles():
             return f"There is a GPU, but no nvcc on PATH that compiles for it: install CUDA's toolkit. {elsewhere}"
+        if self._names:
+            return (
+                f"None of the GPUs here takes a candidate, though nvidia-smi lists them: {', '.join(self._names)}. "
+                f"Look with `nvidia-smi` at what occupies them, or raise [measure] device_patience_s. {elsewhere}"
+            )
         return f"No GPU is there: `nvidia-smi -L` lists none. {elsewhere}"
 
     def shares_cpu(self) -> bool:

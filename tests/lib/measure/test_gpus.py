@@ -159,6 +159,15 @@ def test_a_killed_process_of_a_gpu_costs_no_candidate(pool):
     assert next(killed) == 2
 
 
+def test_gpus_that_are_there_but_take_nothing_are_not_said_to_be_absent(all_there):
+    fleet = GpuFleet()
+    assert len(fleet.slots()) == 2
+
+    assert (
+        f"None of the GPUs here takes a candidate, though nvidia-smi lists them: {', '.join(UUIDS)}" in fleet.missing()
+    )
+
+
 def test_gpus_stay_where_nvidia_smi_fails_until_they_are_lost_again_and_again(all_there, monkeypatch, tmp_path):
     """As it does for all when one fell off its bus."""
     fleet = GpuFleet()
