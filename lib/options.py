@@ -22,7 +22,7 @@ from lib.measure.runner import MeasureConfig, Runner
 from lib.models import listing, ranges
 from lib.models.listing import Listed
 from lib.models.ranges import Range, RangeConfig
-from lib.models.source import Source
+from lib.models.source import Source, parse_shapes
 from lib.models.zoo import catalogue
 from lib.search.evolution import METASCHEDULE, RECORDED, SearchConfig
 from lib.search.spaces import table
@@ -113,6 +113,8 @@ class Options:
         if given.fix:
             replace(given, shape="").check()
             given = replace(given, model=str(self._fixed(given)), fix="")
+        if given.shape and given.model.endswith(".onnx") and not self.in_range and not self.range:
+            given = replace(given, model=str(self._opened(given)))
         if self.precision == IN_INT8:
             given = replace(given, model=str(self._in_int8(given)))
         return self._without_rest(given)
@@ -122,6 +124,12 @@ class Options:
         from lib.models import onnx_fixed  # onnx takes a while to load
 
         return onnx_fixed.fixed(Path(given.model), given.fix, self.artifacts / "fixed")
+
+    def _opened(self, given: Source) -> Path:
+        """Its file, with extents open that `--shape` gives otherwise than it has them, made once for all runs."""
+        from lib.models import onnx_opened  # onnx takes a while to load
+
+        return onnx_opened.opened(Path(given.model), parse_shapes(given.shape), self.artifacts / "opened")
 
     def _without_rest(self, given: Source) -> Source:
         """What of its file can be compiled, cut off once for all runs; a range of shapes has no such part."""
