@@ -259,11 +259,13 @@ def _dft(node: onnx.NodeProto, graph: Graph) -> Nodes:
 
 
 def _resize(node: onnx.NodeProto, graph: Graph) -> Nodes:
-    """Axis by axis, as a sum of what constant indices gather; TVM's own only where it is right."""
+    """Axis by axis, as a sum of what constant indices gather; TVM's own only where it is right. It knows those of
+    version 11 and later."""
+    today = onnx_resize.of_today(node, graph)
     shape = graph.shape(node.input[0])
-    plan = onnx_resize.plan(node, graph) if shape is not None else None
+    plan = onnx_resize.plan(today or node, graph) if shape is not None else None
     if plan is None:
-        return None
+        return None if today is None else graph.ending(node, [today])
     nodes: list[onnx.NodeProto] = []
     last, dtype = node.input[0], graph.dtype(node.input[0])
     if plan.dtype_between != dtype:
@@ -278,6 +280,24 @@ def _resize(node: onnx.NodeProto, graph: Graph) -> Nodes:
     if not nodes:
         nodes = [graph.node("Identity", last)]
     return graph.ending(node, nodes)
+
+
+def _slice(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Before version 10 attributes say of what; TVM knows inputs."""
+    given = attributes(node, starts=None, ends=None, axes=None)
+    if given["starts"] is None:
+        return None
+    axes = given["axes"] or range(len(given["starts"]))
+    bounds = [graph.constant(np.array(each, np.int64)) for each in (given["starts"], given["ends"], list(axes))]
+    return graph.ending(node, [graph.node("Slice", node.input[0], *bounds)])
+
+
+def _reshape(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Before version 5 an attribute says to what."""
+    shape = attributes(node, shape=None)["shape"]
+    if shape is None:
+        return None
+    return graph.ending(node, [graph.node("Reshape", node.input[0], graph.constant(np.array(shape, np.int64)))])
 
 
 def _col2im(node: onnx.NodeProto, graph: Graph) -> Nodes:
@@ -347,7 +367,10 @@ RULES: dict[str, Rule] = {
     "Tile": _tile,
     "SpaceToDepth": _space_to_depth,
     "DFT": _dft,
+    "Reshape": _reshape,
     "Resize": _resize,
+    "Slice": _slice,
+    "Upsample": _resize,
     "Col2Im": _col2im,
     "LSTM": onnx_recurrence.lstm,
     "GRU": onnx_recurrence.gru,

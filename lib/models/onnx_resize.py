@@ -140,8 +140,21 @@ class Plan:
     dtype_between: np.dtype[Any]  # integers are weighted as floats
 
 
+def of_today(node: onnx.NodeProto, graph: Graph) -> onnx.NodeProto | None:
+    """An Upsample (its scales are an attribute before version 9), or a Resize of version 10, as a Resize of later
+    versions, which say where pixels are taken from. None if it is one."""
+    if node.op_type == "Resize" and graph.version >= 11:
+        return None
+    given = attributes(node, mode=b"nearest", scales=None)
+    scales = node.input[1] if len(node.input) > 1 else graph.constant(np.array(given["scales"], np.float32))
+    return graph.node(
+        "Resize", node.input[0], "", scales, mode=given["mode"],
+        coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+    )  # fmt: skip
+
+
 def plan(node: onnx.NodeProto, graph: Graph) -> Plan | None:
-    """Of a Resize (version 10 on) whose sizes are constant; None if they are not, or TVM's own computes the same."""
+    """Of a Resize (version 11 on) whose sizes are constant; None if they are not, or TVM's own computes the same."""
     shape = graph.shape(node.input[0])
     assert shape is not None
     given = attributes(
@@ -149,15 +162,14 @@ def plan(node: onnx.NodeProto, graph: Graph) -> Plan | None:
         cubic_coeff_a=-0.75, antialias=0, exclude_outside=0, extrapolation_value=0.0, axes=None,
         keep_aspect_ratio_policy=b"stretch",
     )  # fmt: skip
-    old = graph.version < 11
-    roi, scales, sizes = _inputs(node, graph, old=old)
+    roi, scales, sizes = _inputs(node, graph)
     if scales is None and sizes is None:
         return None
     axes = [axis % len(shape) for axis in given["axes"] or range(len(shape))]
-    coordinates = "asymmetric" if old else given["coordinate_transformation_mode"].decode()
+    coordinates = given["coordinate_transformation_mode"].decode()
     resize = Resize(
-        given["mode"].decode(), coordinates, "floor" if old else given["nearest_mode"].decode(),
-        given["cubic_coeff_a"], bool(given["antialias"]), bool(given["exclude_outside"]), given["extrapolation_value"],
+        given["mode"].decode(), coordinates, given["nearest_mode"].decode(), given["cubic_coeff_a"],
+        bool(given["antialias"]), bool(given["exclude_outside"]), given["extrapolation_value"],
     )  # fmt: skip
     extents = [shape[axis] for axis in axes]
     outs, factors = _extents(extents, scales, sizes, given["keep_aspect_ratio_policy"].decode())
@@ -176,11 +188,9 @@ def plan(node: onnx.NodeProto, graph: Graph) -> Plan | None:
     return Plan(changed, between)
 
 
-def _inputs(node: onnx.NodeProto, graph: Graph, *, old: bool) -> tuple[np.ndarray | None, ...]:
+def _inputs(node: onnx.NodeProto, graph: Graph) -> tuple[np.ndarray | None, ...]:
     """Region, scales and sizes; empty ones count as missing."""
     names = [*node.input[1:], "", "", ""][:3]
-    if old:
-        names = ["", names[0], ""]
     found = [graph.value(name) if name else None for name in names]
     return tuple(value if value is not None and value.size else None for value in found)
 
