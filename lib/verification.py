@@ -489,7 +489,8 @@ def _agreed(
         if output.size and not np.isfinite(output.astype(np.float64)).any():
             raise VerificationError(
                 f"Output {n} of the model has not one finite element, untuned and on small inputs: are there NaN among "
-                "its weights? Nothing can be compared, so nothing was shipped; the measurements are kept."
+                "its weights, or inputs (limits, rates) that random values are no sense for? Such can be fixed: --fix "
+                "NAME=VALUE. Nothing can be compared, so nothing was shipped; the measurements are kept."
             )
     error = _error(found, expected)
     if built.is_rounded and tolerance < error < math.inf:

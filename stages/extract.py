@@ -19,13 +19,14 @@ from lib.graph import fusion
 from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from lib.graph.fusion import Model
 from lib.graph.subgraphs import Subgraph, extract_subgraphs
+from lib.machine.registers import registers
 from lib.machine.targets import AnyTarget
 from lib.models import onnx_import, torch_import
 from lib.models.source import Source, parse_shapes
 from lib.models.zoo import catalogue
 from lib.tir import few_bits_rows
 
-REVISION = 46  # raised when the same model comes out as other subgraphs than before
+REVISION = 47  # raised when the same model comes out as other subgraphs than before
 
 
 def inputs(out: ModelFiles, target: AnyTarget, config: AlgorithmConfig) -> str:
@@ -110,7 +111,8 @@ def load(source: Source, target: AnyTarget | None = None) -> Model:
         instruction = few_bits_rows.instruction(target.tvm()) if target and is_cpu else ""
         return onnx_import.load(path, parse_shapes(source.shape), has_loops=is_cpu, instruction=instruction)
     if path.suffix == ".pt2":
-        return torch_import.load(path, has_loops=is_cpu)
+        lanes = registers(target.tvm()).lanes if target and is_cpu else 8
+        return torch_import.load(path, has_loops=is_cpu, lanes=lanes)
     weights = Path(source.weights) if source.weights else None
     return catalogue.load(source.model, batch=source.batch_size or 1, sequence=source.sequence or None, weights=weights)
 

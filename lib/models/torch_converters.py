@@ -172,6 +172,16 @@ def _promoted(operation: Callable[[relax.Expr, relax.Expr], relax.Expr], otherwi
     return convert
 
 
+_floor_divided = _promoted(relax.op.floor_divide, operator.floordiv)
+
+
+def _divided(node: Any, importer: Any) -> relax.Expr:
+    """Rounded down, of integers: the importer makes a number of Python an int32, whatever it divides."""
+    if "int" in dtype_of(node.meta["val"]) and node.kwargs["rounding_mode"] == "floor":
+        return _floor_divided(node, importer)
+    return importer._div(node)
+
+
 def _clamp(node: Any, importer: Any) -> relax.Var:
     """Integers with a limit on one side; the importer puts infinity on the other."""
     x = importer.env[node.args[0]]
@@ -255,6 +265,7 @@ CONVERTERS: dict[str, Convert] = {
     "clamp.default": _clamp,
     "convolution.default": _convolution,
     "cumsum.default": _cumsum,
+    "div.Tensor_mode": _divided,
     "embedding.default": _embedding,
     "grid_sampler_2d.default": _sampled,
     "index.Tensor": _index,

@@ -18,12 +18,12 @@ from tvm import relax
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, simplify
-from lib.models import torch_archive, torch_recurrence
+from lib.models import torch_archive, torch_experts, torch_recurrence
 from lib.models.torch_archive import first_line
 from lib.models.torch_converters import CONVERTERS, decompositions, dtype_of
 
 
-def load(path: Path, *, has_loops: bool = True) -> Model:
+def load(path: Path, *, has_loops: bool = True, lanes: int = 8) -> Model:
     """Import an exported program with static shapes; inputs keep their names, tuples and dicts come out flat.
 
     Weights are never unpickled into anything but tensors, and a file that needs more is refused. Beyond that torch
@@ -32,6 +32,7 @@ def load(path: Path, *, has_loops: bool = True) -> Model:
 
     Args:
         has_loops: As of ONNX files (`lib.models.onnx_import.load`).
+        lanes: Of a vector of the target, for weights that are laid out here (`lib.graph.experts`).
 
     Raises:
         ModelError: torch is not installed; the file is missing or damaged, has dynamic shapes, was exported in
@@ -48,7 +49,7 @@ def load(path: Path, *, has_loops: bool = True) -> Model:
         program = _decompose(torch, program, path, has_loops=has_loops)
         _check_shapes(torch, program, path)
         _check_state(program, path)
-        module = _translate(program, path)
+        module = _translate(program, path, lanes)
     del program
     gc.collect()  # graphs of torch are cycles: without this the weights stay in memory beside those cleaned up
     return lift_constants(channels_last(simplify(module)))
@@ -253,14 +254,15 @@ def _is_foldable(torch: ModuleType, node: Any, known: Mapping[Any, Any]) -> bool
     return not expands or known[node.args[0]].numel() == node.meta["val"].numel()
 
 
-def _translate(program: Any, path: Path) -> tvm.IRModule:
+def _translate(program: Any, path: Path, lanes: int) -> tvm.IRModule:
     """The program in Relax, with weights as constants that share torch's memory."""
     from tvm.relax.frontend.torch import from_exported_program
 
     try:
         return from_exported_program(
-            program, run_ep_decomposition=False, unwrap_unit_return_tuple=True, custom_convert_map=CONVERTERS
-        )
+            program, run_ep_decomposition=False, unwrap_unit_return_tuple=True,
+            custom_convert_map=CONVERTERS | torch_experts.converters(lanes),
+        )  # fmt: skip
     except Exception as error:  # the importer raises whatever its converters meet
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         if reason.startswith("Unsupported function types"):

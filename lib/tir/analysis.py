@@ -216,6 +216,16 @@ def is_packed(load: Any) -> bool:
     return len(load.indices) > 1 and isinstance(load.indices[-1], tirx.FloorMod)
 
 
+def is_chosen(load: Any) -> bool:
+    """Whether another tensor says which part of a tensor is read, as the weights of an expert (`lib.graph.experts`)."""
+    return any(walk(index, tvm.ir.TensorLoad) for index in load.indices)
+
+
+def own_variables(load: Any) -> set[Any]:
+    """The variables of the indices of a load that no other tensor chooses."""
+    return variables(index for index in load.indices if not walk(index, tvm.ir.TensorLoad))
+
+
 def itemsize(dtype: object) -> int:
     """Bytes of an element of a type."""
     return max(1, tvm.DataType(str(dtype)).bits // 8)

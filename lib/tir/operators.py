@@ -14,6 +14,7 @@ The core operator of computations that can be written in several ways:
 | convolution whose kernel is the whole image | `conv2d`; as a dense layer: `matmul` |
 | grouped convolution, 1x1 or not | `group_conv2d`; with one input channel a group: `depthwise_conv2d` |
 | depthwise convolution of bytes as `lib.graph.words` has it | `depthwise_conv2d_int8` |
+| rows times the weights of an expert, which a table chooses (`lib.graph.experts`) | `grouped_matmul` |
 | product or 1x1 convolution as `lib.graph.strassen` has it | `strassen_matmul`: products between sums |
 | 3x3, 5x5 or 7x7 convolution as `lib.graph.winograd` has it, in groups or not | `winograd_conv2d`: products |
 | convolution along one axis as `lib.graph.winograd_1d` has it | `winograd_conv1d`: a product between two transforms |
@@ -212,6 +213,8 @@ def _is_apart(index: Any, var: Any, extents: dict[Any, int]) -> bool:
 def _contraction(data: Any, weight: Any, axes: dict[int, set[Any]], extents: dict[Any, int]) -> str:
     if len(_windows(weight, axes)) > len(_windows(data, axes)):
         data, weight = weight, data
+    if analysis.is_chosen(weight) or analysis.is_chosen(data):
+        return "grouped_matmul"
     shared = analysis.variables(data.indices) & analysis.variables(weight.indices) & axes[analysis.SPATIAL]
     windows = _windows(data, axes)
     # A grouped convolution computes the input channel from the output channel: a window, but not over space.

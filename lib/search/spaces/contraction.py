@@ -80,13 +80,14 @@ def packs_weights(workload: tvm.IRModule, target: Target, remainders: bool = Tru
     """Whether RewriteLayout can bring the weights of all programs of a workload that fits into their order.
 
     It knows no layouts with gaps: where vectors do not fill the columns, the one that it finds splits vectors. Where
-    some are read more often than others, it writes them as often; these have their order already.
+    some are read more often than others, it writes them as often, and it knows nothing of a table that chooses among
+    them; these have their order already.
     """
     reduction = analysis.only_reduction(workload["main"])
     operands = None if reduction is None else analysis.weight_and_data(reduction)
     assert reduction is not None
     assert operands is not None
-    if analysis.is_in_vectors(operands[0]):
+    if analysis.is_in_vectors(operands[0]) or analysis.is_chosen(operands[0]):
         return False
     columns = int(reduction.iter_vars[analysis.last_axis(reduction)].dom.extent)
     return all(columns % tile.lanes == 0 for tile in _tiles_of(workload, target, remainders))

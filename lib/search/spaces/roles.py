@@ -23,7 +23,7 @@ _BY_CHANNEL = (  # reductions that may be over space alone
 class Roles:
     """The axes of a contraction or of a window by their roles: positions among the block's axes."""
 
-    batch: tuple[int, ...]  # in the data and in the weights
+    batch: tuple[int, ...]  # in the data and in the weights; of weights that are chosen, their blocks of columns
     rows: tuple[int, ...]  # in the data alone, in the order of the output
     columns: int  # in the weights alone, and last in the output
     reduction: tuple[int, ...]
@@ -38,13 +38,14 @@ def contraction_roles(block: SBlock) -> Roles | None:
     axes = [axis.var for axis in block.iter_vars]
     column = analysis.stored(block).indices[-1]
     weight, data = product
-    of_weight, of_data = analysis.variables(weight.indices), analysis.variables(data.indices)
+    of_weight, of_data = analysis.own_variables(weight), analysis.variables(data.indices)
     groups = _groups(data, column, analysis.extents(block).get(column, 0))
     if column not in axes or not groups or not analysis.column(weight).same_as(column):
         return None
     spatial = analysis.spatial_axes(block)
     rows = tuple(n for n in spatial if axes[n] not in of_weight)
-    batch = tuple(n for n in spatial if axes[n] in of_weight and axes[n] in of_data - {column})
+    shared = (of_weight if analysis.is_chosen(weight) else of_weight & of_data) - {column}
+    batch = tuple(n for n in spatial if axes[n] in shared)
     columns = [n for n in spatial if n not in rows and n not in batch]
     reduction = tuple(analysis.reduction_axes(block))
     if not rows or not reduction or len(columns) != 1 or not axes[columns[0]].same_as(column):

@@ -6,8 +6,8 @@ import pytest
 from lib.graph import fusion, inputs
 from lib.graph.inputs import Values
 from lib.graph.subgraphs import extract_subgraphs
-from lib.models import torch_import
-from tests.lib.models.torch_helpers import assert_like_torch, save
+from lib.models import torch_experts, torch_import
+from tests.lib.models.torch_helpers import assert_like_torch, run_untuned, save
 
 
 def test_a_linear_layer_on_a_batch_of_sequences_is_one_operator(tmp_path, cpu, torch, models):
@@ -216,3 +216,53 @@ def test_volumes_are_convolved_transposed(tmp_path, cpu, torch, models, options)
     model = models["function"](lambda self, x: self.layer(x), layer=layer).eval()
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(1, 4, 3, 4, 5))
+
+
+@pytest.fixture
+def routed(torch, models):
+    """A mixture of experts as transformers exports it: the largest two of each row, sorted by expert."""
+    torch_experts.declare(torch)
+
+    def forward(self, x):
+        weights, chosen = torch.topk(self.router(x).softmax(-1), 2, sorted=False)
+        ids, order = torch.sort(chosen.reshape(-1))
+        ends = torch.histc(ids.float(), bins=6, min=0, max=5).cumsum(0, dtype=torch.int32)
+        hidden = torch.ops.transformers.grouped_mm_fallback(x[order // 2], self.up.transpose(1, 2), ends)
+        rows = torch.ops.transformers.grouped_mm_fallback(torch.relu(hidden), self.down, ends)
+        rows = rows * weights.reshape(-1)[order].unsqueeze(-1)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.numel())
+        return rows[back].view(len(x), 2, -1).sum(1)
+
+    weights = {"up": torch.randn(6, 16, 12), "down": torch.randn(6, 16, 12)}
+    model = models["function"](forward, router=torch.nn.Linear(12, 6)).eval()
+    for name, value in weights.items():
+        model.register_parameter(name, torch.nn.Parameter(value))
+    return model
+
+
+def test_a_mixture_of_experts_computes_what_each_expert_computes(tmp_path, cpu, torch, routed):
+    x = torch.randn(9, 12)
+    path = save(torch, tmp_path / "m.pt2", routed, x)
+
+    [found] = run_untuned(torch_import.load(path), cpu, x)
+
+    with torch.no_grad():
+        shares = routed.router(x).softmax(-1)
+        kept = torch.where(shares >= shares.topk(2).values[:, -1:], shares, 0.0)
+        of_each = torch.relu(torch.einsum("sk,enk->esn", x, routed.up)) @ routed.down
+        expected = torch.einsum("se,esn->sn", kept, of_each)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("low", "high", "bins"), [(0, 5, 6), (-1, 2, 4), (0.5, 0.9, 3)])
+def test_elements_are_counted_by_interval(tmp_path, cpu, torch, models, low, high, bins):
+    model = models["function"](lambda self, x: torch.histc(x, bins=bins, min=low, max=high))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.tensor([[0.0, 1, 5, 2, -1], [0.6, 0.9, 7, 5, 0.7]]))
+
+
+def test_integers_are_divided_downwards(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: x // 2 + torch.div(x, x.abs() + 1, rounding_mode="floor"))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.tensor([-3, -2, 0, 5]))

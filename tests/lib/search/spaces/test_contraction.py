@@ -3,6 +3,7 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
+from lib.graph import experts
 from lib.machine.registers import registers
 from lib.search import evolution
 from lib.search.spaces import contraction
@@ -67,6 +68,24 @@ def test_every_program_of_a_convolution_computes_it(cpu, kernel, stride):
     for schedule in schedules:
         assert is_tiled(schedule)
         found = run_on(schedule.mod, cpu.tvm(), [image, weight, shift], np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_a_table_chooses_are_multiplied_in_register_tiles(cpu):
+    """Of experts: tiles of four rows, each with weights of its own, in blocks of columns."""
+    rng = np.random.default_rng(0)
+    rows, weight = (rng.normal(size=s).astype(np.float32) for s in ((6, 4, 40), (3, 2, 40, 48)))
+    expert = np.array([0, 0, 2, 2, 2, 1])
+    x, w, e = (te.placeholder(a.shape, str(a.dtype), name) for name, a in (("x", rows), ("w", weight), ("e", expert)))
+    workload = as_workload(te.create_prim_func([x, w, e, experts.products(x, w, e)]))
+    expected = np.einsum("tik,tbkc->tibc", rows.astype(np.float64), weight[expert])
+
+    schedules = sampled(workload, cpu)
+
+    assert len(schedules) > 6
+    for schedule in schedules:
+        assert is_tiled(schedule)
+        found = run_on(schedule.mod, cpu.tvm(), [rows, weight, expert], np.zeros(expected.shape, np.float32))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 

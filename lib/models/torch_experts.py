@@ -1,0 +1,85 @@
+"""Mixtures of experts as transformers exports them: rows sorted by expert, and one product for all of them.
+
+`transformers::grouped_mm_fallback` is an operator of that package, for machines whose torch has no `_grouped_mm`. It
+need not be installed to read a file, and a file shall not choose what is imported: here is a declaration of it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from lib.graph import experts
+
+Convert = Callable[[Any, Any], relax.Expr]
+_NAME, _SCHEMA = "grouped_mm_fallback", "(Tensor input, Tensor weight, Tensor offs) -> Tensor"
+_declared: list[Any] = []  # declarations last as long as the object that made them
+
+
+def declare(torch: ModuleType) -> None:
+    """Make the operator known to torch, if transformers did not."""
+    if _declared or hasattr(torch.ops.transformers, _NAME):
+        return
+
+    def each(rows: Any, weight: Any, ends: Any) -> Any:
+        made, begin = rows.new_zeros(rows.shape[0], weight.shape[2]), 0
+        for expert, end in enumerate(ends.tolist()):
+            made[begin:end], begin = rows[begin:end] @ weight[expert], end
+        return made
+
+    library = torch.library.Library("transformers", "FRAGMENT")
+    library.define(f"{_NAME}{_SCHEMA}")
+    library.impl(_NAME, each, "CPU")
+    library.impl(_NAME, lambda rows, weight, _: rows.new_empty(rows.shape[0], weight.shape[2]), "Meta")
+    _declared.append(library)
+
+
+def converters(lanes: int) -> dict[str, Convert]:
+    """Of the operators of such models.
+
+    Args:
+        lanes: Of a vector of the target.
+    """
+    return {
+        f"{_NAME}.default": partial(_grouped, lanes),
+        "histc.default": _histogram,
+        "topk.default": _largest,
+    }
+
+
+def _grouped(lanes: int, node: Any, importer: Any) -> relax.Var:
+    rows, weight, ends = (importer.env[each] for each in node.args[:3])
+    return experts.emit(importer.block_builder, rows, weight, ends, lanes)
+
+
+def _histogram(node: Any, importer: Any) -> relax.Var:
+    """How many elements fall into each of equally wide intervals, the last of which has both its ends."""
+    x, bins = importer.env[node.args[0]], node.args[1]
+    low, high = node.args[2:4]
+
+    def counted(values: te.Tensor) -> te.Tensor:
+        flat = te.reduce_axis((0, values.shape[0]), "element")
+
+        def at(n: tirx.Var) -> tirx.Expr:
+            value = values[flat].astype("float32")
+            interval = tirx.min(tirx.floor((value - low) * (bins / (high - low))), float(bins - 1))
+            is_in = tirx.all(value >= low, value <= high, interval == n.astype("float32"))
+            return te.sum(tirx.if_then_else(is_in, 1.0, 0.0), axis=flat)
+
+        return te.compute((bins,), at, "histogram")
+
+    flat = importer.block_builder.emit(relax.op.reshape(x, (-1,)))
+    found = importer.block_builder.emit(importer.block_builder.call_te(counted, flat, primfunc_name_hint="histogram"))
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    return found if dtype == "float32" else importer.block_builder.emit(relax.op.astype(found, dtype))
+
+
+def _largest(node: Any, importer: Any) -> relax.Var:
+    """The largest or smallest, in order; where any order is allowed, the importer takes none."""
+    given = dict(zip(("input", "k", "dim", "largest", "sorted"), node.args, strict=False)) | node.kwargs
+    return importer.block_builder.emit(relax.op.topk(
+        importer.env[given["input"]], k=given["k"], axis=given.get("dim", -1), largest=given.get("largest", True),
+        ret_type="both", dtype="int64",
+    ))  # fmt: skip
