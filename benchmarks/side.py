@@ -10,9 +10,10 @@ parent writes a line of JSON for a request and gets one back: `load` writes the 
 up and times. What a library prints goes to the standard error.
 """
 
-import contextlib
 import argparse
+import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -145,7 +146,7 @@ def torch(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
     inductor.compile_threads = 1  # in this process: compilers that wait for work would not be out of the way
     # One graph or an error: what is not compiled would be timed as if it were.
     with contextlib.suppress(ImportError):  # it declares the operator of mixtures of experts
-        import transformers.integrations.moe
+        importlib.import_module("transformers.integrations.moe")
     program = torch.export.load(file)
     compiled = torch.compile(program.module(), fullgraph=True)
     tensors = [torch.from_numpy(array) for array in arrays]

@@ -37,9 +37,7 @@ class Tiles:
         return min(found, key=lambda tiles: tiles.count * max(tiles.rows, _ENOUGH))
 
 
-def emit(
-    builder: relax.BlockBuilder, rows: relax.Expr, weight: relax.Expr, ends: relax.Expr, lanes: int
-) -> relax.Var:
+def emit(builder: relax.BlockBuilder, rows: relax.Expr, weight: relax.Expr, ends: relax.Expr, lanes: int) -> relax.Var:
     """The products.
 
     Args:
@@ -102,7 +100,11 @@ def _plan(tiles: Tiles, n_rows: int, ends: te.Tensor) -> Sequence[te.Tensor]:
         of = tirx.min(owner[s], last)
         return tirx.if_then_else(owner[s] > last, _long(-1), first[of] * rows + s - begin[of])
 
-    return [expert, te.compute([_long(tiles.count) * rows], source, "source"), te.compute([_long(n_rows)], place, "place")]
+    return [
+        expert,
+        te.compute([_long(tiles.count) * rows], source, "source"),
+        te.compute([_long(n_rows)], place, "place"),
+    ]
 
 
 def _long(n: int) -> tirx.IntImm:

@@ -211,6 +211,15 @@ def _sampled(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(found)
 
 
+def _filled(node: Any, importer: Any) -> relax.Var:
+    """One value everywhere; TVM 0.27 cannot legalize `full` of Relax."""
+    value, made = node.args[1], node.meta["val"]
+    if not isinstance(value, int | float):
+        return importer._full(node) if node.target.__name__ == "full.default" else importer._full_like(node)
+    emit = importer.block_builder.emit
+    return emit(relax.op.broadcast_to(relax.const(value, dtype_of(made)), tuple(map(int, made.shape))))
+
+
 def _joined(node: Any, importer: Any) -> relax.Var:
     """torch leaves out empty tensors of one axis, with which caches begin."""
     parts = [importer.env[part] for part in node.args[0] if tuple(part.meta["val"].shape) != (0,)]
@@ -267,6 +276,8 @@ CONVERTERS: dict[str, Convert] = {
     "cumsum.default": _cumsum,
     "div.Tensor_mode": _divided,
     "embedding.default": _embedding,
+    "full.default": _filled,
+    "full_like.default": _filled,
     "grid_sampler_2d.default": _sampled,
     "index.Tensor": _index,
     "index_put.default": _put,

@@ -18,7 +18,7 @@ from tvm import relax
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, simplify
-from lib.models import torch_archive, torch_experts, torch_recurrence
+from lib.models import torch_archive, torch_complex, torch_experts, torch_recurrence
 from lib.models.torch_archive import first_line
 from lib.models.torch_converters import CONVERTERS, decompositions, dtype_of
 
@@ -49,6 +49,7 @@ def load(path: Path, *, has_loops: bool = True, lanes: int = 8) -> Model:
         program = _decompose(torch, program, path, has_loops=has_loops)
         _check_shapes(torch, program, path)
         _check_state(program, path)
+        torch_complex.require_known(program, path)
         module = _translate(program, path, lanes)
     del program
     gc.collect()  # graphs of torch are cycles: without this the weights stay in memory beside those cleaned up
@@ -202,7 +203,7 @@ def _fold_constants(torch: ModuleType, program: Any) -> None:
     for node, value in known.items():
         used = any(user not in known for user in node.users)
         if used and isinstance(value, torch.Tensor):
-            name = f"_folded_{node.name}"
+            name, value = f"_folded_{node.name}", torch_complex.as_real(torch, value)
             constant = relax.const(value.numpy(force=True), dtype_of(value))
             setattr(program.graph_module, name, constant)
             with graph.inserting_before(node):
@@ -261,7 +262,9 @@ def _translate(program: Any, path: Path, lanes: int) -> tvm.IRModule:
     try:
         return from_exported_program(
             program, run_ep_decomposition=False, unwrap_unit_return_tuple=True,
-            custom_convert_map=CONVERTERS | torch_experts.converters(lanes),
+            custom_convert_map={
+                **CONVERTERS, **torch_experts.converters(lanes), **torch_complex.converters(CONVERTERS["mul.Tensor"])
+            },
         )  # fmt: skip
     except Exception as error:  # the importer raises whatever its converters meet
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lib.contracts.errors import ModelError
 from lib.graph import fusion, inputs
 from lib.graph.inputs import Values
 from lib.graph.subgraphs import extract_subgraphs
@@ -266,3 +267,54 @@ def test_integers_are_divided_downwards(tmp_path, cpu, torch, models):
     model = models["function"](lambda self, x: x // 2 + torch.div(x, x.abs() + 1, rounding_mode="floor"))
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.tensor([-3, -2, 0, 5]))
+
+
+def turned(torch, x, angles):
+    """As DeepSeek-V2 and Llama 4 turn queries: by complex numbers of length one."""
+    turns = torch.polar(torch.ones_like(angles), angles) * 0.5
+    numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(numbers * turns.unsqueeze(-2)).flatten(-2)
+
+
+def test_complex_numbers_turn_pairs_by_constants(tmp_path, cpu, torch, models):
+    angles = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1, 0.01])
+    model = models["function"](lambda self, x: turned(torch, x, angles))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 5, 4, 6))
+
+
+def test_complex_numbers_turn_pairs_by_inputs(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x, angles: turned(torch, x, angles) * 2)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 5, 4, 6), torch.randn(2, 5, 3))
+
+
+def test_complex_numbers_take_real_factors_and_shapes(tmp_path, cpu, torch, models):
+    def scaled(self, x, y):
+        return torch.view_as_real(torch.view_as_complex(x).reshape(6) * y)
+
+    model = models["function"](scaled)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 2), torch.randn(6))
+
+
+def test_models_of_complex_inputs_are_refused_by_name(tmp_path, torch, models):
+    model = models["function"](lambda self, x: torch.view_as_real(x * 2))
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(4, dtype=torch.complex64))
+
+    with pytest.raises(ModelError, match=r"input '\S+' is of complex numbers"):
+        torch_import.load(path)
+
+
+def test_other_operators_on_complex_numbers_are_refused_by_name(tmp_path, torch, models):
+    model = models["function"](lambda self, x: torch.view_as_complex(x).angle())
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(4, 2))
+
+    with pytest.raises(ModelError, match=r"the operator \S+ is of complex numbers. Known of these are mul.Tensor"):
+        torch_import.load(path)
+
+
+def test_a_tensor_of_one_value_is_that_value_everywhere(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: torch.full_like(x, -2.5) + torch.full((3, 4), 1.0) * x)
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(3, 4))
