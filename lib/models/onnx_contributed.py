@@ -13,7 +13,7 @@ from functools import partial
 import onnx
 from onnx import TensorProto, helper
 
-from lib.models import onnx_attention, onnx_few_bits, onnx_folding
+from lib.models import onnx_attention, onnx_experts, onnx_few_bits, onnx_folding
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
 
 DOMAIN = "com.microsoft"
@@ -22,18 +22,20 @@ _FIRST_NORM = 17  # version of ONNX that has LayerNormalization; ONNX Runtime ta
 Rule = Callable[[onnx.NodeProto, Graph], Nodes]
 
 
-def expand(proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "", had_halves: bool = False) -> bool:
+def expand(
+    proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "", lanes: int = 8, had_halves: bool = False
+) -> bool:
     """Replace such operators, in place; returns whether there were any.
 
     Those that need a rank behind others are replaced once it is known: as often as that takes.
 
     Args:
-        has_loops, instruction: See `Graph`.
+        has_loops, instruction, lanes: See `Graph`.
         had_halves: Whether the file was in float16: its weights still have no more digits.
     """
     is_changed, rule_of = False, partial(_rule_of, _plain_rules(proto, had_halves))
     while any(map(rule_of, proto.graph.node)):
-        graph = Graph(proto, has_loops=has_loops, instruction=instruction)
+        graph = Graph(proto, has_loops=has_loops, instruction=instruction, lanes=lanes)
         nodes, is_replaced = list[onnx.NodeProto](), False
         for node in proto.graph.node:
             rule = rule_of(node)
@@ -293,6 +295,7 @@ RULES: dict[str, Rule] = {
     "FusedGemm": _fused_gemm,
     "MatMulIntegerToFloat": _scaled_integers,
     "DynamicQuantizeMatMul": _dynamic_product,
+    "MoE": onnx_experts.mixture,
     "Attention": onnx_attention.packed,
     "MultiHeadAttention": onnx_attention.multi_head,
     "GroupQueryAttention": onnx_attention.grouped,

@@ -19,10 +19,13 @@ class Graph:
         has_loops: Whether the target takes a program with a loop over steps: no GPU, whose threads would wait for one
             another.
         instruction: Of the target, for rows times matrices of few bits (`lib.tir.few_bits_rows`); empty if it has none.
+        lanes: Of a vector of the target, for weights that are laid out here (`lib.graph.experts`).
     """
 
-    def __init__(self, proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "") -> None:
-        self.has_loops, self.instruction = has_loops, instruction
+    def __init__(
+        self, proto: onnx.ModelProto, *, has_loops: bool = True, instruction: str = "", lanes: int = 8
+    ) -> None:
+        self.has_loops, self.instruction, self.lanes = has_loops, instruction, lanes
         self._read = {name for node in proto.graph.node for name in (*node.input, *onnx_folding.read_inside(node))}
         self._read |= {value.name for value in proto.graph.output}
         self._types = onnx_folding.static_types(proto)

@@ -26,6 +26,7 @@ from lib.models import (
     onnx_branches,
     onnx_contributed,
     onnx_decompositions,
+    onnx_experts,
     onnx_external,
     onnx_few_bits,
     onnx_float32,
@@ -49,12 +50,14 @@ def load(
     *,
     has_loops: bool = True,
     instruction: str = "",
+    lanes: int = 8,
 ) -> Model:
     """Import an ONNX file; convolutions in NHWC, batch norms folded.
 
     Args:
         has_loops: Whether recurrent layers may be programs of their own (`lib.graph.recurrence`): on CPUs.
         instruction: For rows that are rounded to bytes where a file allows it (`lib.tir.few_bits_rows`), if any.
+        lanes: Of a vector of the target, for weights that are laid out here (`lib.graph.experts`).
         shapes: Of inputs, by name, where the file leaves dimensions open; or extents (one number) of dimensions,
             by their name in the file.
 
@@ -63,17 +66,21 @@ def load(
             operator that TVM does not import. The message says which.
     """
     module = _import(
-        path, dict(shapes or {}), has_loops, instruction
+        path, dict(shapes or {}), has_loops, instruction, lanes
     )  # the file's own copy of the weights is gone with it
     return lift_constants(channels_last(simplify(in_integers(module))))
 
 
-def _import(path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool, instruction: str) -> tvm.IRModule:
+def _import(
+    path: Path, shapes: dict[str, tuple[int, ...]], has_loops: bool, instruction: str, lanes: int
+) -> tvm.IRModule:
     proto = settled(path, shapes)
     had_halves = onnx_float32.widen(proto)
     decide(proto)
     for simplified in (
-        partial(onnx_contributed.expand, has_loops=has_loops, instruction=instruction, had_halves=had_halves),
+        partial(
+            onnx_contributed.expand, has_loops=has_loops, instruction=instruction, lanes=lanes, had_halves=had_halves
+        ),
         onnx_functions.expand,
         partial(onnx_decompositions.decompose, has_loops=has_loops),
     ):
@@ -298,7 +305,10 @@ class _Einsum(Converter):
         return builder.emit(relax.op.einsum(tuple(inputs), given["equation"].decode("utf-8")))
 
 
-CONVERTERS = {**onnx_layers.CONVERTERS, **onnx_quantized.CONVERTERS, **onnx_few_bits.CONVERTERS, "Einsum": _Einsum}
+CONVERTERS = {
+    **onnx_layers.CONVERTERS, **onnx_quantized.CONVERTERS, **onnx_few_bits.CONVERTERS, **onnx_experts.CONVERTERS,
+    "Einsum": _Einsum,
+}  # fmt: skip
 
 
 @contextlib.contextmanager

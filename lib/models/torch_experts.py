@@ -56,8 +56,10 @@ def _grouped(lanes: int, node: Any, importer: Any) -> relax.Var:
 
 def _histogram(node: Any, importer: Any) -> relax.Var:
     """How many elements fall into each of equally wide intervals, the last of which has both its ends."""
-    x, bins = importer.env[node.args[0]], node.args[1]
-    low, high = node.args[2:4]
+    given = {"bins": 100, "min": 0, "max": 0} | dict(zip(("input", "bins", "min", "max"), node.args, strict=False))
+    bins, low, high = (given[name] for name in ("bins", "min", "max"))
+    if low == high:
+        raise NotImplementedError("histc has no limits of its own: then values decide them.")
 
     def counted(values: te.Tensor) -> te.Tensor:
         flat = te.reduce_axis((0, values.shape[0]), "element")
@@ -70,7 +72,7 @@ def _histogram(node: Any, importer: Any) -> relax.Var:
 
         return te.compute((bins,), at, "histogram")
 
-    flat = importer.block_builder.emit(relax.op.reshape(x, (-1,)))
+    flat = importer.block_builder.emit(relax.op.reshape(importer.env[node.args[0]], (-1,)))
     found = importer.block_builder.emit(importer.block_builder.call_te(counted, flat, primfunc_name_hint="histogram"))
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
     return found if dtype == "float32" else importer.block_builder.emit(relax.op.astype(found, dtype))

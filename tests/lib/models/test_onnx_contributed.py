@@ -318,3 +318,41 @@ def test_products_of_bytes_that_onnx_runtime_fused(tmp_path, cpu):
     order = {"x": RNG.integers(0, 256, (S, C)).astype(np.uint8), **dict.fromkeys(["w", "sx", "s", "zx", "z", "b"])}
     given = file(path, "MatMulIntegerToFloat", order, weights)
     assert "matmul_int8" in check(path, given, cpu)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"k": 2, "normalize_routing_weights": 1},
+        {"k": 2, "activation_type": "silu"},
+        {"k": 1, "activation_type": "gelu"},
+        {"k": 3, "activation_type": "identity", "normalize_routing_weights": 1},
+        {
+            "k": 2, "activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": 0.7,
+            "activation_alpha": 1.7, "activation_beta": 1.0,
+        },
+    ],
+    ids=lambda given: given.get("activation_type", "relu"),
+)  # fmt: skip
+def test_mixtures_of_experts_agree_with_onnx_runtime(tmp_path, cpu, given, has_bias):
+    n_experts, units = 5, 24
+    hidden = 2 * units if "swiglu_fusion" in given else units
+    weights = {"w1": floats(n_experts, hidden, C, scale=0.2), "w2": floats(n_experts, C, units, scale=0.2)}
+    if has_bias:
+        weights |= {"b1": floats(n_experts, hidden), "b2": floats(n_experts, C)}
+    names = {"x": X, "router": floats(B * S, n_experts), "w1": 0, "b1": None, "w2": 0, "b2": None}
+    path = tmp_path / "m.onnx"
+    inputs = file(path, "MoE", names, weights, **given)
+
+    assert "grouped_matmul" in check(path, inputs, cpu, atol=1e-5)
+
+
+def test_a_mixture_with_a_third_product_is_refused_by_name(tmp_path):
+    """ONNX Runtime does not compute it on CPUs, so that nothing could be compared."""
+    weights = {"w1": floats(2, 8, C), "w2": floats(2, C, 8), "w3": floats(2, 8, C)}
+    names = {"x": X, "router": floats(B * S, 2), "w1": 0, "b1": None, "w2": 0, "b2": None, "w3": 0}
+    file(tmp_path / "m.onnx", "MoE", names, weights, k=1, activation_type="silu")
+
+    with pytest.raises(ModelError, match="operators that cannot be imported: MoE"):
+        onnx_import.load(tmp_path / "m.onnx")

@@ -263,6 +263,14 @@ def test_elements_are_counted_by_interval(tmp_path, cpu, torch, models, low, hig
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.tensor([[0.0, 1, 5, 2, -1], [0.6, 0.9, 7, 5, 0.7]]))
 
 
+def test_a_histogram_whose_limits_values_decide_is_refused_by_name(tmp_path, torch, models):
+    model = models["function"](lambda self, x: torch.histc(x, bins=4))
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(5))
+
+    with pytest.raises(ModelError, match="histc has no limits of its own"):
+        torch_import.load(path)
+
+
 def test_integers_are_divided_downwards(tmp_path, cpu, torch, models):
     model = models["function"](lambda self, x: x // 2 + torch.div(x, x.abs() + 1, rounding_mode="floor"))
 
