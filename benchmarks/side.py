@@ -144,9 +144,9 @@ def torch(file: Path, arrays: Sequence[np.ndarray], threads: int) -> Loaded:
     torch.set_grad_enabled(False)
     inductor.freezing = True
     inductor.compile_threads = 1  # in this process: compilers that wait for work would not be out of the way
-    # One graph or an error: what is not compiled would be timed as if it were.
     with contextlib.suppress(ImportError):  # it declares the operator of mixtures of experts
         importlib.import_module("transformers.integrations.moe")
+    # One graph or an error: what is not compiled would be timed as if it were.
     program = torch.export.load(file)
     compiled = torch.compile(program.module(), fullgraph=True)
     tensors = [torch.from_numpy(array) for array in arrays]

@@ -109,10 +109,8 @@ def load(source: Source, target: AnyTarget | None = None) -> Model:
     is_cpu = target is None or target.kind == "llvm"
     lanes = registers(target.tvm()).lanes if target and is_cpu else 8
     if path.suffix == ".onnx":
-        shapes, instruction = (
-            parse_shapes(source.shape),
-            few_bits_rows.instruction(target.tvm()) if target and is_cpu else "",
-        )
+        shapes = parse_shapes(source.shape)
+        instruction = few_bits_rows.instruction(target.tvm()) if target and is_cpu else ""
         return onnx_import.load(path, shapes, has_loops=is_cpu, instruction=instruction, lanes=lanes)
     if path.suffix == ".pt2":
         return torch_import.load(path, has_loops=is_cpu, lanes=lanes)

@@ -12,10 +12,12 @@ from types import ModuleType
 from typing import Any
 
 from lib.contracts.errors import ModelError
-from lib.models import torch_experts
 
 # Where the program stands in an archive: as torch 2.13 writes it, and as 2.6 did.
 _PROGRAM = re.compile(r"(^|/)(models/[^/]+|serialized_exported_program)\.json$")
+
+EXPERTS = "grouped_mm_fallback"  # of transformers, for where torch has no `_grouped_mm` that fits
+_declared: list[Any] = []  # declarations last as long as the object that made them
 
 
 def read(torch: ModuleType, path: Path) -> Any:
@@ -30,7 +32,7 @@ def read(torch: ModuleType, path: Path) -> Any:
             _register_containers(archive)
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path} is damaged or was not written by torch.export.save: {error}") from error
-    torch_experts.declare(torch)
+    declare_experts(torch)
     with _tensors_only(), _complaints() as complaints:
         try:
             return torch.export.load(path)
@@ -53,6 +55,27 @@ def _check_payload(archive: zipfile.ZipFile, path: Path) -> None:
             f"{path} holds the pickled object {objects[0]!r}, which could run any code when loaded. "
             "Export a model whose constants are tensors."
         )
+
+
+def declare_experts(torch: ModuleType) -> None:
+    """Make an operator known to torch by which transformers multiplies the rows of each expert, if it did not itself.
+
+    It need not be installed to read a file that has it, and a file shall not choose what is imported.
+    """
+    if _declared or hasattr(torch.ops.transformers, EXPERTS):
+        return
+
+    def each(rows: Any, weight: Any, ends: Any) -> Any:
+        made, begin = rows.new_zeros(rows.shape[0], weight.shape[2]), 0
+        for expert, end in enumerate(ends.tolist()):
+            made[begin:end], begin = rows[begin:end] @ weight[expert], end
+        return made
+
+    library = torch.library.Library("transformers", "FRAGMENT")
+    library.define(f"{EXPERTS}(Tensor input, Tensor weight, Tensor offs) -> Tensor")
+    library.impl(EXPERTS, each, "CPU")
+    library.impl(EXPERTS, lambda rows, weight, _: rows.new_empty(rows.shape[0], weight.shape[2]), "Meta")
+    _declared.append(library)
 
 
 def _register_containers(archive: zipfile.ZipFile) -> None:

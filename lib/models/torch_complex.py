@@ -4,7 +4,6 @@ Models turn queries and keys by angles with them (rotary embeddings of DeepSeek-
 types, so tensors of them have one axis more here than in torch, and what knows nothing of that is refused.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from lib.contracts.errors import ModelError
-
-Convert = Callable[[Any, Any], relax.Expr]
+from lib.models.torch_converters import Convert
 
 
 def is_complex(value: Any) -> bool:

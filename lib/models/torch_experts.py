@@ -1,39 +1,14 @@
-"""Mixtures of experts as transformers exports them: rows sorted by expert, and one product for all of them.
+"""Mixtures of experts as transformers exports them: rows sorted by expert, and one product for all of them, by an
+operator of its own (`torch_archive.declare_experts`)."""
 
-`transformers::grouped_mm_fallback` is an operator of that package, for machines whose torch has no `_grouped_mm`. It
-need not be installed to read a file, and a file shall not choose what is imported: here is a declaration of it.
-"""
-
-from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 from tvm import relax, te, tirx
 
 from lib.graph import experts
-
-Convert = Callable[[Any, Any], relax.Expr]
-_NAME, _SCHEMA = "grouped_mm_fallback", "(Tensor input, Tensor weight, Tensor offs) -> Tensor"
-_declared: list[Any] = []  # declarations last as long as the object that made them
-
-
-def declare(torch: ModuleType) -> None:
-    """Make the operator known to torch, if transformers did not."""
-    if _declared or hasattr(torch.ops.transformers, _NAME):
-        return
-
-    def each(rows: Any, weight: Any, ends: Any) -> Any:
-        made, begin = rows.new_zeros(rows.shape[0], weight.shape[2]), 0
-        for expert, end in enumerate(ends.tolist()):
-            made[begin:end], begin = rows[begin:end] @ weight[expert], end
-        return made
-
-    library = torch.library.Library("transformers", "FRAGMENT")
-    library.define(f"{_NAME}{_SCHEMA}")
-    library.impl(_NAME, each, "CPU")
-    library.impl(_NAME, lambda rows, weight, _: rows.new_empty(rows.shape[0], weight.shape[2]), "Meta")
-    _declared.append(library)
+from lib.models.torch_archive import EXPERTS
+from lib.models.torch_converters import Convert, dtype_of
 
 
 def converters(lanes: int) -> dict[str, Convert]:
@@ -43,7 +18,7 @@ def converters(lanes: int) -> dict[str, Convert]:
         lanes: Of a vector of the target.
     """
     return {
-        f"{_NAME}.default": partial(_grouped, lanes),
+        f"{EXPERTS}.default": partial(_grouped, lanes),
         "histc.default": _histogram,
         "topk.default": _largest,
     }
@@ -74,7 +49,7 @@ def _histogram(node: Any, importer: Any) -> relax.Var:
 
     flat = importer.block_builder.emit(relax.op.reshape(importer.env[node.args[0]], (-1,)))
     found = importer.block_builder.emit(importer.block_builder.call_te(counted, flat, primfunc_name_hint="histogram"))
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    dtype = dtype_of(node.meta["val"])
     return found if dtype == "float32" else importer.block_builder.emit(relax.op.astype(found, dtype))
 
 

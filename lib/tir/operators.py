@@ -238,7 +238,7 @@ def _calls(expr: Any) -> set[str]:
 def _elementwise(block: SBlock) -> str:
     store = analysis.stored(block)
     loads = analysis.walk(store.value, tvm.ir.TensorLoad)
-    if any(analysis.walk(index, tvm.ir.TensorLoad) for load in loads for index in load.indices):
+    if any(map(analysis.is_chosen, loads)):
         return "lookup" if any(map(lookup.is_lookup, loads)) else "gather"
     value = analysis.without_casts(store.value)
     if isinstance(value, tvm.ir.TensorLoad):

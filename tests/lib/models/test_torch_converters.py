@@ -7,7 +7,7 @@ from lib.contracts.errors import ModelError
 from lib.graph import fusion, inputs
 from lib.graph.inputs import Values
 from lib.graph.subgraphs import extract_subgraphs
-from lib.models import torch_experts, torch_import
+from lib.models import torch_archive, torch_import
 from tests.lib.models.torch_helpers import assert_like_torch, run_untuned, save
 
 
@@ -222,7 +222,7 @@ def test_volumes_are_convolved_transposed(tmp_path, cpu, torch, models, options)
 @pytest.fixture
 def routed(torch, models):
     """A mixture of experts as transformers exports it: the largest two of each row, sorted by expert."""
-    torch_experts.declare(torch)
+    torch_archive.declare_experts(torch)
 
     def forward(self, x):
         weights, chosen = torch.topk(self.router(x).softmax(-1), 2, sorted=False)

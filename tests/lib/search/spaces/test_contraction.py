@@ -54,6 +54,13 @@ def is_tiled(schedule):
     return 'scope="local"' in text and "T.vectorized(" in text and "T.parallel(" in text
 
 
+def assert_tiled_and_right(schedules, cpu, arrays, expected):
+    for schedule in schedules:
+        assert is_tiled(schedule)
+        found = run_on(schedule.mod, cpu.tvm(), arrays, np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 1), (3, 2), (5, 1)])
 def test_every_program_of_a_convolution_computes_it(cpu, kernel, stride):
     workload = convolution(kernel=kernel, stride=stride)
@@ -65,10 +72,7 @@ def test_every_program_of_a_convolution_computes_it(cpu, kernel, stride):
     schedules = sampled(workload, cpu)
 
     assert len(schedules) > 6
-    for schedule in schedules:
-        assert is_tiled(schedule)
-        found = run_on(schedule.mod, cpu.tvm(), [image, weight, shift], np.zeros(expected.shape, np.float32))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert_tiled_and_right(schedules, cpu, [image, weight, shift], expected)
 
 
 def test_weights_that_a_table_chooses_are_multiplied_in_register_tiles(cpu):
@@ -83,10 +87,7 @@ def test_weights_that_a_table_chooses_are_multiplied_in_register_tiles(cpu):
     schedules = sampled(workload, cpu)
 
     assert len(schedules) > 6
-    for schedule in schedules:
-        assert is_tiled(schedule)
-        found = run_on(schedule.mod, cpu.tvm(), [rows, weight, expert], np.zeros(expected.shape, np.float32))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert_tiled_and_right(schedules, cpu, [rows, weight, expert], expected)
 
 
 def test_a_signal_is_shared_out_by_its_elements(cpu):
