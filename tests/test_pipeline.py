@@ -522,7 +522,8 @@ def test_a_file_in_floats_is_quantised_with_samples_and_runs_in_integers(tmp_pat
     assert f"conv2d_{kind}" in done.stdout
     assert f"matmul_{kind}" in done.stdout
     assert facts["compared_with"].startswith("ONNX Runtime")
-    assert kind in {entry.dtype for entry in weights.entries(run.compiled.params)}
+    kinds = {entry.dtype for entry in weights.entries(run.compiled.params)}
+    assert (kind if facts["shipped"] == "tuned" else "int8") in kinds  # one measurement of microseconds chose
     again = luigi(tmp_path, *given, *TRIALS)
     assert again.stdout.startswith("Nothing is left to do")
 
