@@ -86,7 +86,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         model = signed.in_signed(model, of_bytes[0])
     widened: list[reweight.Choose] = []
     if config.widen == "auto":
-        widened.append(widen.replacement(machine.lanes))
+        widened.append(widen.replacement(machine))
         model = carrying.carried(model, machine.lanes, reads_all=is_narrow or parts > 1)
     if parts > 1 and matrix:
         model = splitting.split(reweight.replaced(model, widened), matrix, parts)

@@ -64,15 +64,18 @@ def _replacement(machine: Registers, call: relax.Call) -> Replacement | None:
 
 
 def is_taken(rows: Sequence[int], depth: int, columns: int, machine: Registers) -> bool:
-    """Whether a product of data of some rows is computed so: its quarters are whole vectors, and it pays."""
+    """Whether a product of data of some rows is computed so: its quarters are whole vectors, good register tiles divide
+    both its rows and its columns, and it pays."""
     if machine.lanes < 2 or depth % (2 * machine.lanes):
         return False
     axis, pairs = paired(rows, machine)
     in_tiles = pairs if axis == len(rows) - 1 else rows[-1]
-    if not any(in_tiles % height == 0 for vectors in _TILE_VECTORS for height in _heights(vectors, machine)):
+    wide = quartered(columns, machine.lanes)
+    vectors = [n for n in _TILE_VECTORS if wide // (2 * machine.lanes) % n == 0]
+    if not any(in_tiles % height == 0 for n in vectors for height in _heights(n, machine)):
         return False
     padded_rows = 2 * pairs * math.prod(rows) // rows[axis]
-    return pays(math.prod(rows), depth, columns, padded_rows, quartered(columns, machine.lanes))
+    return pays(math.prod(rows), depth, columns, padded_rows, wide)
 
 
 def quartered(columns: int, lanes: int) -> int:

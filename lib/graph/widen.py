@@ -4,6 +4,8 @@ A register tile is made of whole vectors (`lib.search.spaces.tiling`). With 1,00
 since 16 does not divide them, and the kernel would run at half the speed. So the weights are padded with channels of
 zeros, and the epilogue of the tile drops what they give (a function `cut`, which FuseOps fuses into the contraction).
 So are those of 272: no number of vectors that a tile holds divides 17, and tiles of one load a number for each product.
+Of sixteen registers a tile of two rows or more has two vectors or three, so there 40 channels, five vectors, become 48,
+and 1,000 become 1,008 (benchmarks/README, "Tiles of sixteen registers").
 """
 
 from collections.abc import Sequence
@@ -15,30 +17,30 @@ from tvm import relax, te, tirx
 from lib.graph import patterns
 from lib.graph.reweight import Choose, Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, alike, dtype, groups_of, has_columns_last, is_call
-from lib.machine.registers import narrowed
+from lib.machine.registers import Registers, narrowed
 
 SUMS = ("float32", "int32")  # element types of results that get more channels
 _FUNCTION = "cut"  # name of the functions that drop the channels, for people
 _MIN_ROWS = 8  # with fewer, the kernel is bound by reading the weights, of which there would be more
-_MOST_VECTORS = 13  # in a tile of two rows, which is one of 32 registers
+_MOST_VECTORS = {16: 3, 32: 13}  # of a tile, by how many registers there are
 _MIN_LANES = 4  # of vectors; where no more fill the columns, as 222, there is no register tile at all
 
 
-def replacement(lanes: int) -> Choose:
-    """What pads the output channels of convolutions and products with weights to a multiple of `lanes`, where that is
+def replacement(machine: Registers) -> Choose:
+    """What pads the output channels of convolutions and products with weights to vectors that fill tiles, where that is
     faster."""
-    return partial(_replacement, lanes)
+    return partial(_replacement, machine)
 
 
-def _replacement(lanes: int, call: relax.Call) -> Replacement | None:
+def _replacement(machine: Registers, call: relax.Call) -> Replacement | None:
     if not is_call(call, *CONTRACTIONS) or dtype(call) not in SUMS:
         return None
     weight, out = shape_of(call.args[1]), shape_of(call)
     if not weight or not out or not has_columns_last(call, weight):
         return None
     groups = groups_of(call)
-    columns = weight[-1] // groups
-    wider = in_tiles(computed(columns, lanes), lanes)
+    columns, lanes = weight[-1] // groups, machine.lanes
+    wider = computed(columns, lanes) if groups > 1 else in_tiles(computed(columns, lanes), machine)
     is_read_once = int(np.prod(out[:-1])) < _MIN_ROWS
     is_narrow = narrowed(lanes, columns) >= _MIN_LANES or columns == 1
     if (is_read_once and is_narrow) or wider == columns:
@@ -68,11 +70,12 @@ def computed(columns: int, lanes: int) -> int:
     return wider if columns == 1 or columns / wider > narrowed(lanes, columns) / lanes else columns
 
 
-def in_tiles(columns: int, lanes: int) -> int:
+def in_tiles(columns: int, machine: Registers) -> int:
     """How many columns are computed where tiles of one vector would be left: another vector, and two divide them."""
-    vectors, rest = divmod(columns, lanes)
-    is_alone = not rest and vectors > _MOST_VECTORS and all(vectors % n for n in range(2, _MOST_VECTORS + 1))
-    return columns + lanes if is_alone else columns
+    vectors, rest = divmod(columns, machine.lanes)
+    most = _MOST_VECTORS[machine.count]
+    is_alone = not rest and vectors > most and all(vectors % n for n in range(2, most + 1))
+    return columns + machine.lanes if is_alone else columns
 
 
 def _emit(columns: int, builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:

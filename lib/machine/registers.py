@@ -19,6 +19,7 @@ class Registers:
     dots: tuple[Dot, ...] = ()  # instructions for narrower elements
     matrices: tuple[Matrix, ...] = ()  # those that multiply whole matrices of them
     looks_up: bool = False  # whether a vector of bytes is looked up in a table of all bytes (AVX512-VBMI)
+    spreads: bool = True  # whether what multiplies vectors takes one number of the memory for all lanes
 
     def matrix(self, dot: Dot | None) -> Matrix | None:
         """The one that does to each row what an instruction of vectors does, if there is one."""
@@ -49,10 +50,10 @@ def registers(target: Target) -> Registers:
         looks_up = lanes == 16 and "avx512vbmi" in features
         return Registers(32, lanes, narrow, _matrices(target, features, lanes), looks_up)
     if "avx" in features:
-        return Registers(16, min(8, limit), dots)
+        return Registers(16, min(8, limit), dots, spreads=False)
     if "neon" in features and not str(target.attrs.get("mtriple", "")).startswith(_ARM_32):
         return Registers(32, min(4, limit), dots)
-    return Registers(16, min(4, limit))
+    return Registers(16, min(4, limit), spreads=False)
 
 
 def _matrices(target: Target, features: set[str], lanes: int) -> tuple[Matrix, ...]:

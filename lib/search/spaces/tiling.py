@@ -9,6 +9,7 @@ from lib.machine.registers import Registers, narrowed
 _WORTH_MEASURING = 0.85  # of the best tile's efficiency
 _MOST_ROWS, _MOST_TILES = 4, 4  # numbers of rows to choose from, of a tile for matrices; and such tiles
 _APART, _PLACES = 4096, 10  # bytes after which a line of L1 has the same places again; rows that find some there
+_LOADS = {True: 2.0, False: 1.4}  # a cycle, by whether a multiplication spreads a number to all lanes itself
 _CROWDED = 1.4  # cycles for each row of a tile whose rows do not: 12 to 19 of them were measured (Zen 4)
 _WORTH_REMAINDERS = 1.5  # times the best efficiency without: weights are not packed then, and there are branches
 
@@ -51,7 +52,8 @@ def tiles(rows: int, columns: int, machine: Registers, remainders: bool = False,
     if best > _WORTH_REMAINDERS * best_whole:
         return _grouped(some)
     more = [(width, v, r) for width, v, r in some if v > 1 and width == lanes and columns % (v * lanes) == 0]
-    return _grouped(whole if any(v > 1 for _, v, _ in whole) else [*whole, *more])
+    is_better = best_whole < _WORTH_MEASURING * max((some[tile] for tile in more), default=0.0)
+    return _grouped(whole if any(v > 1 for _, v, _ in whole) and not is_better else [*whole, *more])
 
 
 def narrow_tiles(rows: int, columns: int, machine: Registers) -> list[Tile]:
@@ -122,11 +124,11 @@ def _efficiency(rows: int, columns: int, tile: tuple[int, int, int], machine: Re
     for n_rows, height in row_tiles:
         for n_columns, n_vectors in column_tiles:
             if height and n_vectors:
-                total += n_rows * n_columns * cycles(height, n_vectors, width, is_crowded)
+                total += n_rows * n_columns * cycles(height, n_vectors, width, is_crowded, _LOADS[machine.spreads])
     return rows * columns / machine.lanes / 2 / total
 
 
-def cycles(rows: int, vectors: int, width: float, is_crowded: bool = False) -> float:
+def cycles(rows: int, vectors: int, width: float, is_crowded: bool = False, loads: float = 2.0) -> float:
     """Cycles that a tile takes for one step of the reduction, on a core that issues two FMAs and two loads a cycle.
 
     The largest of: its FMAs; their latency of four cycles; its loads of data and weights; the weights from L2, at half
@@ -135,9 +137,11 @@ def cycles(rows: int, vectors: int, width: float, is_crowded: bool = False) -> f
     Args:
         width: Of the vectors, as a share of a register.
         is_crowded: All rows of the data have the same places in L1.
+        loads: That are done in a cycle. With AVX2 a number is spread to all lanes by an instruction of its own, and
+            1.4 loads a cycle were measured then, whatever tile (Zen 3).
     """
     from_l2 = _CROWDED * rows if is_crowded and rows > _PLACES else 0.0
-    return max(rows * vectors / 2, 4, (rows + vectors) / 2, 2 * vectors * width, from_l2)
+    return max(rows * vectors / 2, 4, (rows + vectors) / loads, 2 * vectors * width, from_l2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from lib import deploy, packing
 from lib.graph import fusion, reweight, widen
 from lib.graph.concatenation import place_parts
 from lib.graph.subgraphs import extract_subgraphs
+from lib.machine.registers import Registers
 from lib.search import evolution
 from lib.tir import traces
 from lib.tir.parameters import weight_positions
@@ -247,7 +248,7 @@ def parts_that_fill_no_vectors(x):
 
 def test_a_part_that_fills_no_vectors_leaves_the_others_alone(cpu):
     given = fusion.lift_constants(module(parts_that_fill_no_vectors, IMAGE))
-    model = reweight.replaced(given, [widen.replacement(16)])
+    model = reweight.replaced(given, [widen.replacement(Registers(32, 16))])
     subgraphs = extract_subgraphs(fusion.fuse(model.module, cpu.tvm()))
     assert len([found for found in subgraphs if "place" in found.operators]) == 4
 

@@ -16,7 +16,7 @@ from lib.tir.workload import as_workload, load_module
 from tests.helpers import run_on
 from tests.lib.graph.test_widen import in_tvm, model
 
-WIDE, NARROW = Registers(32, 16), Registers(16, 8)  # AVX-512, AVX2
+WIDE, NARROW = Registers(32, 16), Registers(16, 8, spreads=False)  # AVX-512, AVX2
 
 
 def workload(rows, depth, columns, machine=WIDE):
@@ -266,6 +266,6 @@ def test_whoever_wants_none_gets_none(cpu, choice, operator):
 def test_columns_that_it_cannot_quarter_are_widened_still(cpu):
     made = model(op.matmul, (512, 200), 1, 197, 512)  # of which 56 more would make quarters
 
-    _, changed = reweight.rewrite(*made, [strassen.replacement(WIDE), widen.replacement(16)])
+    _, changed = reweight.rewrite(*made, [strassen.replacement(WIDE), widen.replacement(WIDE)])
 
     assert changed["w"].shape == (512, 208)

@@ -6,11 +6,15 @@ from tvm.relax import op
 
 from lib.graph import fusion, reweight, widen
 from lib.graph.subgraphs import extract_subgraphs
+from lib.machine.registers import Registers
 from lib.search import evolution
 from lib.search.spaces import contraction
 from lib.tir import parallel, traces
 from lib.tir.workload import load_module
 from tests.helpers import run_on
+
+
+AVX512, AVX2 = Registers(32, 16), Registers(16, 8, spreads=False)
 
 
 def model(make, weight, *data):
@@ -40,8 +44,8 @@ def in_tvm(cpu, module, x, weight):
     return machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(weight)).numpy()
 
 
-def widened(made, lanes=16):
-    return reweight.rewrite(*made, [widen.replacement(lanes)])
+def widened(made, machine=AVX512):
+    return reweight.rewrite(*made, [widen.replacement(machine)])
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,20 @@ def test_what_is_computed_stays_the_same(cpu, made, wider):
     assert changed["w"].shape[-1] == wider
     np.testing.assert_allclose(
         in_tvm(cpu, module, x, changed["w"]), in_tvm(cpu, made[0], x, made[1]["w"]), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "wider"), [(40, 48), (88, 96), (1000, 1008), (36, 48), (24, 24), (48, 48), (8, 8), (72, 72)]
+)
+def test_of_sixteen_registers_two_or_three_vectors_are_in_a_tile(cpu, columns, wider):
+    made = product(columns)
+    module, changed = widened(made, AVX2)
+    x = np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)
+
+    assert changed.get("w", made[1]["w"]).shape[-1] == wider
+    np.testing.assert_allclose(
+        in_tvm(cpu, module, x, changed.get("w", made[1]["w"])), np.maximum(x @ made[1]["w"], 0), rtol=1e-5, atol=1e-5
     )
 
 

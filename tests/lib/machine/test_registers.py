@@ -16,13 +16,13 @@ def x86(**parts):
     ("parts", "expected"),
     [
         ({"mcpu": "skylake-avx512"}, Registers(32, 16)),
-        ({"mcpu": "haswell"}, Registers(16, 8, (INT16,))),
-        ({"mcpu": "sandybridge"}, Registers(16, 8)),
-        ({"mcpu": "x86-64"}, Registers(16, 4)),
-        ({"mcpu": "x86-64", "mattr": ["+avx2"]}, Registers(16, 8, (INT16,))),
-        ({"mcpu": "skylake-avx512", "mattr": ["-avx512f"]}, Registers(16, 8, (INT16,))),
+        ({"mcpu": "haswell"}, Registers(16, 8, (INT16,), spreads=False)),
+        ({"mcpu": "sandybridge"}, Registers(16, 8, spreads=False)),
+        ({"mcpu": "x86-64"}, Registers(16, 4, spreads=False)),
+        ({"mcpu": "x86-64", "mattr": ["+avx2"]}, Registers(16, 8, (INT16,), spreads=False)),
+        ({"mcpu": "skylake-avx512", "mattr": ["-avx512f"]}, Registers(16, 8, (INT16,), spreads=False)),
         ({"mcpu": "skylake-avx512", "vector-width": 256}, Registers(32, 8)),
-        ({"mcpu": "haswell", "vector-width": 128}, Registers(16, 4, (INT16,))),
+        ({"mcpu": "haswell", "vector-width": 128}, Registers(16, 4, (INT16,), spreads=False)),
     ],
 )
 def test_registers_are_those_that_the_compiler_may_use(parts, expected):
@@ -36,7 +36,7 @@ def test_an_arm_cpu_has_neons():
 def test_the_older_architecture_has_half_as_many_and_no_instructions_for_products():
     old = {"kind": "llvm", "mtriple": "armv8l-linux-gnueabihf", "mcpu": "cortex-a72", "mattr": ["+neon", "+i8mm"]}
 
-    assert registers(Target(old)) == Registers(16, 4)
+    assert registers(Target(old)) == Registers(16, 4, spreads=False)
 
 
 @pytest.mark.parametrize(

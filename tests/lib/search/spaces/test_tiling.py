@@ -6,7 +6,7 @@ from lib.machine.dots import AMX_BF16
 from lib.machine.registers import Registers
 from lib.search.spaces import tiling
 
-AVX512, AVX2 = Registers(32, 16), Registers(16, 8)
+AVX512, AVX2 = Registers(32, 16), Registers(16, 8, spreads=False)
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([AVX512, AVX2]))
