@@ -7,6 +7,8 @@ from lib.graph import (
     attention,
     carrying,
     dot_products,
+    fused_layers,
+    fusion,
     lookups,
     packing,
     pairs,
@@ -39,13 +41,14 @@ class AlgorithmConfig:
     winograd: str = "auto"  # convolutions of 3x3 to 7x7, and those along one axis, in Winograd's way
     strassen: str = "auto"  # products of floats in Strassen's way
     widen: str = "auto"  # output channels to whole vectors, and of few channels their taps
+    fused_layers: str = "auto"  # convolutions that follow one another in one kernel, band by band
     attention: str = "auto"  # in one kernel, where scores stay in caches, or in three, whichever is faster
     # Of what products and convolutions read: as the file has it, which int8 makes one of; bf16; three products of bf16,
     # or six, for each.
     precision: str = AS_IT_IS
 
     def __post_init__(self) -> None:
-        for name in ("winograd", "strassen", "widen", "attention"):
+        for name in ("winograd", "strassen", "widen", "fused_layers", "attention"):
             if getattr(self, name) not in ("auto", "never"):
                 raise ConfigError(f"[extract] {name} must be `auto` or `never`, but got {getattr(self, name)!r}.")
         if self.precision not in PRECISIONS:
@@ -112,6 +115,8 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         lanes = machine.lanes if widened else 1
         choices = [winograd.replacement_in_pairs(target.instructions, model.weights, lanes), *choices]
     model = reweight.replaced(model, choices)
+    if config.fused_layers == "auto" and not is_narrow:
+        model = fusion.rewritten(model, [fused_layers.chained])
     if in_pairs:
         chosen = pairs.in_pairs(model, machine.lanes)
     else:

@@ -18,6 +18,7 @@ from lib.graph import (
     concatenation,
     enlarging,
     few_bits,
+    fused_layers,
     gates,
     halts,
     padding,
@@ -109,9 +110,8 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         module = halts.placed(gates.apart(enlarging.summed(enlarging.by_lines(module))))
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
         module = _without_unknown_rules(module, target)
-        module = tvm.transform.Sequential([transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination()])(
-            patterns.apply_marks(module)
-        )
+        module = fused_layers.joined(transform.FuseOps()(patterns.apply_marks(module)))
+        module = tvm.transform.Sequential([transform.FuseTIR(), transform.DeadCodeElimination()])(module)
         module = halts.taken_away(module)
         module = transform.AttachAttrLayoutFreeBuffers()(module)  # it does not know calls in place
         return _with_indices_as_they_are(concatenation.write_in_place(module))

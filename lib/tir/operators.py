@@ -17,6 +17,7 @@ The core operator of computations that can be written in several ways:
 | rows times the weights of an expert, which a table chooses (`lib.graph.experts`) | `grouped_matmul` |
 | product or 1x1 convolution as `lib.graph.strassen` has it | `strassen_matmul`: products between sums |
 | 3x3, 5x5 or 7x7 convolution as `lib.graph.winograd` has it, in groups or not | `winograd_conv2d`: products |
+| a convolution, a depthwise one and a 1x1 one as `lib.graph.fused_layers` has them | `fused_layers` |
 | convolution along one axis as `lib.graph.winograd_1d` has it | `winograd_conv1d`: a product between two transforms |
 | product or convolution in float32 as three in bf16 (`lib.graph.splitting`) | as one in bf16 |
 | transposed convolution as `lib.graph.rules.transposed` has it | `matmul` or `conv2d` |
@@ -62,6 +63,7 @@ _ARITHMETIC = {
     tirx.Select: "select",
 }
 WINOGRAD, WINOGRAD_1D, STRASSEN = "winograd_conv2d", "winograd_conv1d", "strassen_matmul"
+FUSED_LAYERS = "fused_layers"
 WINOGRAD_LINES = 8  # of tiles, from which on a task may have some of them, from data to results
 ATTENTION, RECURRENCE = "attention", "recurrence"
 CHOSEN_SUM = "chosen_sum"  # of elements; which, the place of the result says
@@ -110,6 +112,8 @@ def core_operator(names: Sequence[str]) -> str:
         return f"{name}_{kind}" if kind in _NARROW.values() else name
     if contractions and CHOSEN_SUM in names:
         return STRASSEN
+    if len(contractions) > 1 and "depthwise_conv2d" in contractions:
+        return FUSED_LAYERS
     if contractions:
         flipped = "reverse" in names
         return "+".join(dict.fromkeys(f"transposed_{n}" if flipped and "conv" in n else n for n in contractions))

@@ -99,6 +99,11 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     return consumer
 
 
+def all_blocks(schedule: Schedule) -> list[SBlockRV]:
+    """Those of a program, in its order."""
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
 def after(schedule: Schedule, block: SBlockRV) -> list[SBlockRV]:
     """The blocks that follow one another after a block."""
     found = [block]

@@ -11,6 +11,7 @@ from lib.search.spaces import (
     columns,
     contraction,
     elementwise,
+    fused_layers,
     recurrence,
     rows,
     strassen,
@@ -22,7 +23,7 @@ from lib.search.spaces import (
 from lib.search.spaces.space import Space, never
 
 # Raise it with every change to which programs the spaces have: what was exhausted before is then searched again.
-REVISION = 26
+REVISION = 27
 
 SPACES = (
     # Which blocks are inlined is part of the sketches of those that set `inlines`.
@@ -31,6 +32,7 @@ SPACES = (
     Space("winograd", winograd.fits, winograd.sketches),
     Space("winograd_1d", winograd_1d.fits, winograd_1d.sketches),
     Space("strassen", strassen.fits, strassen.sketches),
+    Space("fused_layers", fused_layers.fits, fused_layers.sketches, inlines=False),
     contraction.space(),
     Space("window", window.fits, window.sketches, packs_weights=window.packs_weights),
     Space("words", partial(window.fits, words=True), window.sketches, inlines=False),
