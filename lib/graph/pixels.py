@@ -35,7 +35,7 @@ def at_once(model: Model, registers: int, *, in_pairs: bool = False) -> Model:
     module = rewrite(model.module, [over_pixels])
     if tvm_ffi.structural_equal(module, model.module):
         return model
-    return Model(rewrite(module, [movement.one_movement, movement.reshape_later]), model.weights)
+    return Model(rewrite(module, [movement.one_movement, movement.reshape_later, movement.gate_later]), model.weights)
 
 
 def _over_pixels(registers: int, types: Sequence[tuple[str, str]]) -> Rule:

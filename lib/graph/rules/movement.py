@@ -189,20 +189,34 @@ def reshape_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 @rule("relax.multiply")
 def gate_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """reshape(x) * f(reshape(x)), as SiLU is written, as reshape(x * f(x))."""
+    """reshape(x) * f(reshape(x)), as SiLU and hard swish are written, as reshape(x * f(x))."""
     for reshaped, gate in (call.args, call.args[::-1]):
-        reshape, function = rewriter.calls(reshaped, "relax.reshape"), rewriter.calls(gate, *_ANY_SHAPE)
-        if reshape is None or function is None or not function.args[0].same_as(reshaped):
+        reshape, steps = rewriter.calls(reshaped, "relax.reshape"), _made_of(rewriter, gate, reshaped)
+        if reshape is None or not steps:
             continue
         source, shape = reshape.args[0], rewriter.shape(call)
-        if shape is None or not rewriter.read_once(gate):
+        if shape is None or rewriter.calls(_root(rewriter, source), *CONTRACTIONS, "relax.einsum") is None:
             continue
-        if rewriter.calls(_root(rewriter, source), *CONTRACTIONS, "relax.einsum") is None:
-            continue
-        args = [source, *function.args[1:]]
-        made = rewriter.emit(relax.Call(function.op, args, function.attrs, function.ty_args))
+        made = source
+        for step, position in steps:
+            args = [made if n == position else arg for n, arg in enumerate(step.args)]
+            made = rewriter.emit(relax.Call(step.op, args, step.attrs, step.ty_args))
         return op.reshape(rewriter.emit(op.multiply(source, made)), shape)
     return None
+
+
+def _made_of(rewriter: Rewriter, expr: relax.Expr, start: relax.Expr) -> list[tuple[relax.Call, int]]:
+    """The operators that make an expression of another one and of numbers, the first one first, each with the place of
+    what it goes on with among its arguments; empty if it is made otherwise, or something else reads what is between."""
+    found: list[tuple[relax.Call, int]] = []
+    while not expr.same_as(start):
+        call = rewriter.calls(expr, *_ANY_SHAPE, *_BINARY)
+        tensors = [] if call is None else [n for n, arg in enumerate(call.args) if rewriter.shape(arg) != ()]
+        if call is None or len(tensors) != 1 or not rewriter.read_once(expr):
+            return []
+        found.insert(0, (call, tensors[0]))
+        expr = call.args[tensors[0]]
+    return found
 
 
 @rule(*_ANY_SHAPE, *_BINARY)

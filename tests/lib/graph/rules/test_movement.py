@@ -151,7 +151,11 @@ def test_a_product_is_reshaped_last(function):
     assert (after[0], after[-1], len(after)) == ("matmul", "reshape", 3)
 
 
-@pytest.mark.parametrize("gate", [op.sigmoid, op.tanh])
+def hard_sigmoid(x):
+    return op.multiply(op.minimum(op.maximum(op.add(x, const(3.0)), const(0.0)), const(6.0)), const(1 / 6))
+
+
+@pytest.mark.parametrize("gate", [op.sigmoid, op.tanh, hard_sigmoid])
 @pytest.mark.parametrize("is_last", [False, True])
 def test_a_product_times_its_own_gate_is_reshaped_last(gate, is_last):
     def build(x):
@@ -184,6 +188,14 @@ def test_what_is_reshaped_for_a_gate_without_a_product_stays():
         return op.multiply(y, op.sigmoid(y))
 
     assert stays([rules.gate_later], build, (2, 3, 4))
+
+
+def test_what_is_reshaped_for_a_gate_of_something_else_as_well_stays():
+    def build(x, other):
+        y = op.reshape(op.matmul(x, const(random((4, 4)))), (6, 4))
+        return op.multiply(y, op.sigmoid(op.add(y, other)))
+
+    assert stays([rules.gate_later], build, (2, 3, 4), (6, 4))
 
 
 def test_a_function_of_nothing_else_goes_before_any_reshape_and_the_transposes_around_it_cancel_out():
