@@ -116,7 +116,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         choices = [winograd.replacement_in_pairs(target.instructions, model.weights, lanes), *choices]
     model = reweight.replaced(model, choices)
     if config.fused_layers == "auto" and not is_narrow:
-        model = fusion.rewritten(model, [fused_layers.chained])
+        model = fusion.rewritten(model, [fused_layers.chained(machine.lanes)])
     if in_pairs:
         chosen = pairs.in_pairs(model, machine.lanes)
     else:

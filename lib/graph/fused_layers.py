@@ -24,27 +24,34 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from lib.graph import patterns
 from lib.graph.concatenation import called
-from lib.graph.rewrite import Rewriter, alike, dtype, groups_of, is_call, is_channels_last, rule, static_shape
+from lib.graph.rewrite import Rewriter, Rule, alike, dtype, groups_of, is_call, is_channels_last, static_shape
 from lib.graph.rules.constants import ELEMENTWISE
+from lib.machine.registers import narrowed
 from lib.tir.operators import core_operator, operators
 from lib.tir.workload import as_workload
 
 _BORDER, _MARK = "border", "goes_on"  # name of the functions, for people; their attribute
 _FUNCTION = "fused_layers"
 _CONVOLUTION, _FLOAT = "relax.nn.conv2d", "float32"
-_LEAST = 1 << 19  # bytes of an image that does not stay near anyway
+_LEAST = 1 << 16  # bytes of an image that does not stay near anyway, for each lane: L2 is larger where these are more
 _MOST_PRODUCTS = 128  # for each of its elements: more take longer than to write and to read it
 _LAST = "conv2d_1x1"
 
 
-@rule(_CONVOLUTION)
-def chained(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """A depthwise convolution of what another one computes, with zeros around that as a part of the other's result."""
+def chained(lanes: int) -> Rule:
+    """What makes zeros around the data of a depthwise convolution a part of the result of the one that computes these,
+    where their channels are whole vectors of so many lanes."""
+    return Rule("chained", (_CONVOLUTION,), partial(_chained, lanes))
+
+
+def _chained(lanes: int, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     image, weight = call.args
     shape, window = rewriter.shape(image), rewriter.shape(weight)
     if shape is None or window is None or not is_channels_last(call) or dtype(call) != _FLOAT:
         return None
-    if groups_of(call) != shape[-1] or window[-1] != shape[-1] or 4 * math.prod(shape) < _LEAST:
+    if groups_of(call) != shape[-1] or window[-1] != shape[-1] or shape[-1] % lanes:
+        return None
+    if 4 * math.prod(shape) < lanes * _LEAST:
         return None
     made = _Made(rewriter, image)
     if made.convolution is None:
@@ -65,7 +72,8 @@ def _wider(convolution: relax.Call, around: Sequence[int]) -> relax.Call:
         int(own) + stride * more
         for own, stride, more in zip(convolution.attrs.padding, strides, around, strict=True)
     ]  # fmt: skip
-    return alike(convolution, *convolution.args, dtype(convolution), padding=padding)
+    data, weight = convolution.args
+    return alike(convolution, data, weight, dtype(convolution), padding=padding)
 
 
 def _zeros_around(around: Sequence[int], image: te.Tensor) -> te.Tensor:
@@ -75,7 +83,9 @@ def _zeros_around(around: Sequence[int], image: te.Tensor) -> te.Tensor:
     def value(n: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> tirx.Expr:
         inside = [y >= top, y < lines - bottom, x >= left, x < columns - right]
         needed = [each for each, zeros in zip(inside, (top, bottom, left, right), strict=True) if zeros]
-        return tirx.Select(tirx.all(*needed), image[n, y, x, c], tirx.const(0.0, _FLOAT)) if needed else image[n, y, x, c]
+        return (
+            tirx.Select(tirx.all(*needed), image[n, y, x, c], tirx.const(0.0, _FLOAT)) if needed else image[n, y, x, c]
+        )
 
     return te.compute(image.shape, value, name=_BORDER)
 
@@ -86,16 +96,14 @@ class _Made:
     def __init__(self, rewriter: Rewriter, image: relax.Expr) -> None:
         self._rewriter, self._image = rewriter, image
         self._steps: dict[relax.Var, relax.Call] = {}  # those between, in order
-        self._reads: dict[relax.Var, int] = {}
-        self._result: relax.Var | None = None
+        self._reads: dict[relax.Expr, int] = {image: 1}  # how many of them, and of the reader, read each
+        self._result: relax.Var | None = None  # of the convolution
         self.convolution: relax.Call | None = None  # None: it is made otherwise
         if self._goes_back(image) and self._result is not None:
             found = rewriter.calls(self._result, _CONVOLUTION)
-            own = {image: 1, **self._reads}
-            if found is not None and _is_light(rewriter, found) and all(
-                rewriter.readers(var) == own[var] for var in [*self._steps, self._result]
-            ):
-                self.convolution = found
+            between = [*self._steps, self._result]
+            are_read_here = all(rewriter.readers(var) == self._reads[var] for var in between)
+            self.convolution = found if found is not None and are_read_here and _is_light(rewriter, found) else None
 
     def again(self, convolution: relax.Call) -> relax.Expr:
         """The image, of another convolution's results."""
@@ -111,7 +119,7 @@ class _Made:
         at most; steps are noted in their order."""
         if not isinstance(expr, relax.Var):
             return False
-        if expr in self._steps or expr is self._result:
+        if expr in self._steps or (self._result is not None and expr.same_as(self._result)):
             return True
         call = self._rewriter.lookup_binding(expr)
         if is_call(call, _CONVOLUTION) and self._result is None:
@@ -143,18 +151,16 @@ def _is_light(rewriter: Rewriter, call: relax.Call) -> bool:
     return is_dense and weight is not None and math.prod(weight[:-1]) <= _MOST_PRODUCTS
 
 
-def joined(module: tvm.IRModule) -> tvm.IRModule:
+def joined(module: tvm.IRModule, lanes: int) -> tvm.IRModule:
     """Functions that end with a border as one with that which reads it, and with the 1x1 convolution that reads that
-    one; between FuseOps and FuseTIR."""
+    one, if its columns fill some vectors; between FuseOps and FuseTIR."""
     functions = dict(module.functions_items())
     for gvar, function in functions.items():
-        if gvar.name_hint == "main":
-            chains = _chains(module, function)
-            if not chains:
-                return module
+        chains = _chains(module, function, lanes) if gvar.name_hint == "main" else []
+        if chains:
             joiner = _Joiner(module, chains)
             joiner.builder_.update_func(gvar, joiner.visit_expr(function))
-            return relax.transform.DeadCodeElimination()(joiner.builder_.get())
+            module = relax.transform.DeadCodeElimination()(joiner.builder_.get())
     return module
 
 
@@ -189,15 +195,17 @@ class _Piece:
         found = called(self.steps()[-1][1])
         return found is not None and _MARK in (self.module[found[0]].attrs or {})
 
-    def is_last_layer(self, image: relax.Var) -> bool:
+    def is_last_layer(self, image: relax.Var, lanes: int) -> bool:
         """Whether it is a 1x1 convolution of floats, of each of an image's pixels, with what follows it."""
         result, call = self.steps()[0]
-        found, (_, *pixels, _) = called(call), static_shape(result) or (0, 0)
+        found, (_, *pixels, columns) = called(call), static_shape(result) or (0, 0)
         has_all = pixels == list(static_shape(image) or ())[1:-1]
-        return found is not None and has_all and core_operator(operators(as_workload(self.module[found[0]]))) == _LAST
+        if found is None or not has_all or narrowed(lanes, columns) == 1:
+            return False
+        return core_operator(operators(as_workload(self.module[found[0]]))) == _LAST
 
 
-def _chains(module: tvm.IRModule, function: relax.Function) -> list[list[_Piece]]:
+def _chains(module: tvm.IRModule, function: relax.Function, lanes: int) -> list[list[_Piece]]:
     """The calls that become one."""
     blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
     pieces = {binding.var: _Piece(binding.var, binding.value, module) for block in blocks for binding in block.bindings
@@ -214,7 +222,8 @@ def _chains(module: tvm.IRModule, function: relax.Function) -> list[list[_Piece]
     for piece in pieces.values():
         if piece.is_joinable() and piece.ends_with_border() and (window := reader(piece)) is not None:
             last = reader(window)
-            chains.append([piece, window, *([last] if last is not None and last.is_last_layer(window.var) else [])])
+            goes_on = last is not None and last.is_last_layer(window.var, lanes) and not last.ends_with_border()
+            chains.append([piece, window, last] if last is not None and goes_on else [piece, window])
     return chains
 
 
@@ -249,11 +258,10 @@ def _as_one(chain: Sequence[_Piece]) -> tuple[relax.Function, list[relax.Expr]]:
             results: dict[relax.Expr, relax.Expr] = {}
             for piece in chain:
                 known = {inner: results.get(given, params.get(given)) for inner, given in piece.inputs()}
-                for var, value in piece.steps():
-                    function, args = called(value)
-                    given = relax.Tuple([known[arg] for arg in args])
-                    again = relax.Call(value.op, [function, given, *value.args[2:]], value.attrs, value.ty_args)
-                    known[var] = builder.emit(again)
+                for var, call in piece.steps():
+                    function, args, *others = call.args
+                    again = [function, relax.Tuple([known[arg] for arg in args.fields]), *others]
+                    known[var] = builder.emit(relax.Call(call.op, again, call.attrs, call.ty_args))
                 results[piece.var] = known[var]
             out = builder.emit_output(results[chain[-1].var])
         builder.emit_func_output(out)

@@ -31,6 +31,7 @@ from lib.graph import (
 )
 from lib.graph.legalize import legalize_ops
 from lib.graph.rewrite import Rule, rewrite, value_of
+from lib.machine.registers import registers
 from lib.tir import analysis, lowering
 from lib.tir.parameters import LAYOUT_FREE, weight_positions
 
@@ -110,7 +111,9 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         module = halts.placed(gates.apart(enlarging.summed(enlarging.by_lines(module))))
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
         module = _without_unknown_rules(module, target)
-        module = fused_layers.joined(transform.FuseOps()(patterns.apply_marks(module)))
+        module = transform.FuseOps()(patterns.apply_marks(module))
+        if target.kind.name == "llvm":
+            module = fused_layers.joined(module, registers(target).lanes)
         module = tvm.transform.Sequential([transform.FuseTIR(), transform.DeadCodeElimination()])(module)
         module = halts.taken_away(module)
         module = transform.AttachAttrLayoutFreeBuffers()(module)  # it does not know calls in place

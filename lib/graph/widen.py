@@ -40,7 +40,9 @@ def _replacement(machine: Registers, call: relax.Call) -> Replacement | None:
         return None
     groups = groups_of(call)
     columns, lanes = weight[-1] // groups, machine.lanes
-    wider = computed(columns, lanes) if groups > 1 else in_tiles(computed(columns, lanes), machine)
+    wider = computed(columns, lanes)
+    if groups == 1 and (machine.spreads or dtype(call) == SUMS[0]):  # without: two instructions to each load, of bytes
+        wider = in_tiles(wider, machine)
     is_read_once = int(np.prod(out[:-1])) < _MIN_ROWS
     is_narrow = narrowed(lanes, columns) >= _MIN_LANES or columns == 1
     if (is_read_once and is_narrow) or wider == columns:

@@ -26,8 +26,9 @@ class Registers:
         return next((matrix for matrix in self.matrices if matrix.dot == dot), None)
 
     def beside(self, dot: Dot | None) -> "Registers":
-        """With the registers that an instruction leaves: one that does not add products itself needs one for these."""
-        return self if dot is None or dot.adds else replace(self, count=self.count - 1)
+        """With the registers that an instruction leaves: one that does not add products itself needs one for these; and
+        with another to add them, numbers are loaded in the meantime."""
+        return self if dot is None or dot.adds else replace(self, count=self.count - 1, spreads=True)
 
     def fastest(self, weights: str) -> Dot | Matrix | None:
         """The instruction that multiplies most elements of a type, if there is one."""

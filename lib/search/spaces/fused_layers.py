@@ -3,7 +3,7 @@
 A task has some lines of the results, and computes what these need of the images before: for a part of the channels at a
 time the first convolution and, of that, the windows; then the last convolution, if there is one, of all channels.
 
-    parallel (images, lines.0, and, where there is no last convolution, channels.0)
+    parallel (images, lines.0)
         padded data
         channels.0
             first convolution: channels.1, lines, pixels: a register tile
@@ -15,6 +15,7 @@ register tiles are left to the search.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,9 +60,11 @@ class _Layers:
 def _layers(reductions: Sequence[tvm.s_tir.SBlock]) -> _Layers | None:
     if len(reductions) not in (2, 3):
         return None
-    first, window, *others = reductions
-    found = contraction_roles(first), window_roles(window), *map(contraction_roles, others)
-    return None if None in found else _Layers(found[0], found[1], found[2] if others else None)
+    first, window = contraction_roles(reductions[0]), window_roles(reductions[1])
+    last = [contraction_roles(block) for block in reductions[2:]]
+    if first is None or window is None or None in last:
+        return None
+    return _Layers(first, window, last[0] if last else None)
 
 
 def _tiles(
@@ -99,19 +102,17 @@ class _Layer:
 
 def _sketch(layers: _Layers, first_tile: Tile, last_tile: Tile | None, schedule: Schedule) -> None:
     pads, (first, window, *last) = _in_layers(schedule)
+    task = _in_bands(schedule, (last[0] if last else window).sums)
     if last:
-        task = _in_bands(schedule, last[0].sums)
         for block in (window.result, window.sums):
             schedule.compute_at(block, task, preserve_unit_loops=True)
-    else:
-        task = None
-    task, channels = _slide(schedule, window, layers.window, first_tile, task)
+    channels = _slide(schedule, window, layers.window, first_tile)
     for block in (first.result, first.sums):
         schedule.compute_at(block, channels, preserve_unit_loops=True)
     tile_in_task(schedule, first.sums, first.result, first_tile, layers.first)
     for pad in pads:
         primitives.pad(schedule, pad, task)
-    if last and layers.last and last_tile:  # whose loop over images is one with that over tasks
+    if layers.last and last_tile:  # whose loop over images is one with that over tasks
         roles = replace(layers.last, rows=layers.last.rows[1:])
         tile_in_task(schedule, last[0].sums, last[0].result, last_tile, roles)
 
@@ -135,30 +136,21 @@ def _in_layers(schedule: Schedule) -> tuple[list[SBlockRV], list[_Layer]]:
 def _in_bands(schedule: Schedule, block: SBlockRV) -> LoopRV:
     """Share out the lines of a convolution; returns the loop over tasks."""
     image, lines, *_ = schedule.get_loops(block)
-    lines, _ = schedule.split(lines, [None, _sampled_lines(schedule, lines)])
+    counts = [n for n in tiling.divisors(primitives.extent_of(schedule, lines)) if n <= _MOST_LINES]
+    lines, _ = schedule.split(lines, [None, primitives.sampled_choice(schedule, counts)])
     task = schedule.fuse(image, lines)
     schedule.parallel(task)
     return task
 
 
-def _sampled_lines(schedule: Schedule, lines: LoopRV) -> object:
-    height = primitives.extent_of(schedule, lines)
-    return primitives.sampled_choice(schedule, [n for n in tiling.divisors(height) if n <= _MOST_LINES])
-
-
-def _slide(
-    schedule: Schedule, layer: _Layer, roles: Roles, tile: Tile, task: LoopRV | None
-) -> tuple[LoopRV, LoopRV]:
+def _slide(schedule: Schedule, layer: _Layer, roles: Roles, tile: Tile) -> LoopRV:
     """Tile the windows, for some channels at a time, in whole tiles of the convolution before.
 
-    Args:
-        task: Where they are computed; None: they are shared out themselves.
-
     Returns:
-        The loop over tasks, and the one over their channels.
+        The loop over these channels.
     """
     loops = schedule.get_loops(layer.sums)[-len(schedule.get(layer.sums).iter_vars) :]
-    image, lines, row = [loops[n] for n in roles.rows]
+    _, lines, row = [loops[n] for n in roles.rows]  # there is one image in a task
     window, lanes = [loops[n] for n in roles.reduction], tile.lanes
     n_tiles = primitives.extent_of(schedule, loops[roles.columns]) // (tile.vectors * lanes)
     at_once = [n * tile.vectors * lanes for n in tiling.divisors(n_tiles)]
@@ -167,15 +159,10 @@ def _slide(
     within, vector, lane = schedule.split(within, [None, vectors, lanes])
     pixels = [n for n in tiling.divisors(primitives.extent_of(schedule, row)) if n <= _MAX_PIXELS]
     row, pixel = schedule.split(row, [None, primitives.sampled_choice(schedule, pixels)])
-    if task is None:
-        band, lines = schedule.split(lines, [None, _sampled_lines(schedule, lines)])
-        schedule.reorder(image, band, channels, lines, row, within, *window, pixel, vector, lane)
-        task = channels = schedule.fuse(image, band, channels)
-        schedule.parallel(task)
-    else:
-        schedule.reorder(channels, image, lines, row, within, *window, pixel, vector, lane)
+    schedule.reorder(channels, lines, row, within, *window, pixel, vector, lane)
     schedule.vectorize(lane)
-    for loop in (*window, pixel, vector):
+    is_small = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= _MAX_WINDOW
+    for loop in (*(window if is_small else ()), pixel, vector):
         schedule.unroll(loop)
     schedule.reverse_compute_at(layer.result, within, preserve_unit_loops=True)
     primitives.vectorize_last(schedule, layer.result, lanes)
@@ -183,4 +170,4 @@ def _slide(
     schedule.vectorize(lane)
     schedule.unroll(vector)
     schedule.unroll(pixel)
-    return task, channels
+    return channels

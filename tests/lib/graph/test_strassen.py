@@ -143,6 +143,12 @@ def test_it_is_not_taken_where_no_good_tile_divides_the_rows(rows, is_taken):
     assert strassen.is_taken(rows, 1024, 512, WIDE)
 
 
+@pytest.mark.parametrize(("columns", "is_taken"), [(1000, False), (1024, True)])
+def test_one_tile_divides_both_rows_and_columns(columns, is_taken):
+    """85 pairs of rows are tiles of five, which have two vectors; 1,000 columns are 63 pairs of vectors, in threes."""
+    assert strassen.is_taken((1, 169), 1024, columns, NARROW) == is_taken
+
+
 @pytest.mark.parametrize(
     ("rows", "depth", "columns", "is_faster"),
     [

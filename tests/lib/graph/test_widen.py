@@ -13,7 +13,6 @@ from lib.tir import parallel, traces
 from lib.tir.workload import load_module
 from tests.helpers import run_on
 
-
 AVX512, AVX2 = Registers(32, 16), Registers(16, 8, spreads=False)
 
 

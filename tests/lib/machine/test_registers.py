@@ -64,8 +64,8 @@ def test_the_name_of_a_target_and_its_tiles_have_one_vector_width(width):
 
 
 @pytest.mark.parametrize(("dot", "left"), [(INT16, 15), (INT8, 16), (None, 16)])
-def test_products_that_another_instruction_adds_take_a_register(dot, left):
-    assert Registers(16, 8).beside(dot) == Registers(left, 8)
+def test_products_that_another_instruction_adds_take_a_register_and_the_time_in_which_numbers_are_loaded(dot, left):
+    assert Registers(16, 8, spreads=False).beside(dot) == Registers(left, 8, spreads=left < 16)
 
 
 def test_vectors_are_narrowed_to_what_fills_an_extent():

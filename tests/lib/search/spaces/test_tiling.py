@@ -51,6 +51,21 @@ def test_rows_that_only_tiles_of_one_vector_divide_have_others_beside_them(rows)
     assert tiling.tiles(rows, 736, AVX512) == [tiling.Tile(16, 1, (19,))]
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "vectors"), [(169, 1008, {2, 3}), (28, 144, {2, 3}), (112, 16, {2}), (7, 256, {1, 2})]
+)
+def test_with_avx2_tiles_of_one_vector_are_left_where_others_are_as_good(rows, columns, vectors):
+    """Each of their products needs a number that is loaded and spread by an instruction of its own."""
+    assert {tile.vectors for tile in tiling.tiles(rows, columns, AVX2, remainders=True)} == vectors
+
+
+@pytest.mark.parametrize(("rows", "machine", "better"), [(27, AVX2, (5, 2)), (93, AVX512, (14, 2))])
+def test_rows_that_only_low_tiles_divide_have_higher_ones_beside_them(rows, machine, better):
+    found = {(row, tile.vectors) for tile in tiling.tiles(rows, 192, machine, remainders=True) for row in tile.rows}
+
+    assert {(3, 2), better} <= found
+
+
 def test_197_tokens_are_cut_into_tiles_of_14_and_one_that_remains():
     found = {(row, tile.vectors) for tile in tiling.tiles(197, 768, AVX512, remainders=True) for row in tile.rows}
 

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from lib.search import evolution
+from lib.search.spaces.table import fitting
+from lib.tir import traces
+from lib.tir.workload import load_module
+from tests.helpers import run_on
+from tests.lib.graph.rules.helpers import random
+from tests.lib.graph.test_fused_layers import IMAGE, SIDE, block, residual, silu, slid, subgraphs, wide
+
+
+def workload_of(cpu, build, shape):
+    """Of the first subgraph, with values for its parameters but the result, and what it computes untuned."""
+    found = next(each for each in subgraphs(cpu, build, shape) if each.core_operator == "fused_layers")
+    workload = load_module(found.workload)
+    shapes = [[int(n) for n in param.ty.shape] for param in workload["main"].params]
+    given = [random(each, seed) for seed, each in enumerate(shapes)]
+    result = given.pop()
+    return workload, given, run_on(workload, cpu.tvm(), given, np.zeros_like(result))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (block, IMAGE),
+        (residual, IMAGE),
+        (lambda x: block(x, strides=2), IMAGE),
+        (lambda x: block(x, strides=2, padding=[0, 0, 1, 1]), IMAGE),
+        (lambda x: block(x, act=silu), IMAGE),
+        (lambda x: block(x, size=5, padding=2), IMAGE),
+        (lambda x: slid(wide(x)), IMAGE),
+        (lambda x: slid(wide(x), strides=2), IMAGE),
+        (lambda x: slid(wide(x, size=3, inputs=3, strides=2, padding=1)), (1, 2 * SIDE, 2 * SIDE, 3)),
+        (lambda x: block(x, outputs=12), IMAGE),  # with AVX2 sixteen, of which twelve are written
+        (block, (2, SIDE, SIDE, 8)),
+        (block, (1, SIDE + 9, SIDE - 4, 8)),  # 73 lines are no bands, 62 pixels no register tiles
+    ],
+    ids=[
+        "block",
+        "residual",
+        "stride",
+        "asymmetric",
+        "silu",
+        "5x5",
+        "two",
+        "two, stride",
+        "stem",
+        "twelve",
+        "images",
+        "odd",
+    ],
+)
+def test_every_program_computes_the_convolutions(cpu, build, shape):
+    workload, given, expected = workload_of(cpu, build, shape)
+
+    proposals = evolution.sample(workload, cpu.tvm(), 12, known=set(), seed=0)
+
+    assert fitting(workload, cpu.tvm()).name == "fused_layers"
+    assert {proposal.space for proposal in proposals} == {"fused_layers"}
+    assert len(proposals) == 12
+    for proposal in proposals:
+        found = run_on(traces.apply(workload, proposal.trace).mod, cpu.tvm(), given, np.zeros_like(expected))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_nothing_but_bands_is_stored_between_convolutions_and_all_is_in_one_parallel_loop(cpu):
+    workload, given, _ = workload_of(cpu, block, IMAGE)
+    of_image = given[0].size
+
+    for proposal in evolution.sample(workload, cpu.tvm(), 12, known=set(), seed=0):
+        schedule = traces.apply(workload, proposal.trace)
+        program = traces.program(workload, proposal.trace, cpu.tvm())
+        assert schedule.mod.script().count("T.parallel(") == 1
+        assert schedule.mod.script().count('scope="local"') == 3  # accumulators of each
+        assert "layout_rewrite_preproc" in program.script()  # weights are packed as they are read
+    assert of_image
+
+
+def test_other_chains_have_other_spaces(cpu):
+    names = [each.core_operator for each in subgraphs(cpu, lambda x: op.nn.relu(wide(x)), IMAGE)]
+
+    assert names == ["conv2d_1x1"]
