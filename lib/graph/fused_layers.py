@@ -35,7 +35,7 @@ _FUNCTION = "fused_layers"
 _CONVOLUTION, _FLOAT = "relax.nn.conv2d", "float32"
 _LEAST = 1 << 16  # bytes of an image that does not stay near anyway, for each lane: L2 is larger where these are more
 _MOST_PRODUCTS = 128  # for each of its elements: more take longer than to write and to read it
-_LAST = "conv2d_1x1"
+_FIRST, _LAST = ("conv2d_1x1", "conv2d"), "conv2d_1x1"
 
 
 def chained(lanes: int) -> Rule:
@@ -192,17 +192,17 @@ class _Piece:
         return all(called(value) is not None for _, value in self.steps())
 
     def ends_with_border(self) -> bool:
-        found = called(self.steps()[-1][1])
-        return found is not None and _MARK in (self.module[found[0]].attrs or {})
+        return _MARK in (self.module[self.steps()[-1][1].args[0]].attrs or {})
+
+    def begins_with(self) -> str:
+        """The core operator of its first step."""
+        return core_operator(operators(as_workload(self.module[self.steps()[0][1].args[0]])))
 
     def is_last_layer(self, image: relax.Var, lanes: int) -> bool:
         """Whether it is a 1x1 convolution of floats, of each of an image's pixels, with what follows it."""
-        result, call = self.steps()[0]
-        found, (_, *pixels, columns) = called(call), static_shape(result) or (0, 0)
+        _, *pixels, columns = static_shape(self.steps()[0][0]) or (0, 0)
         has_all = pixels == list(static_shape(image) or ())[1:-1]
-        if found is None or not has_all or narrowed(lanes, columns) == 1:
-            return False
-        return core_operator(operators(as_workload(self.module[found[0]]))) == _LAST
+        return has_all and narrowed(lanes, columns) > 1 and self.begins_with() == _LAST
 
 
 def _chains(module: tvm.IRModule, function: relax.Function, lanes: int) -> list[list[_Piece]]:
@@ -220,7 +220,9 @@ def _chains(module: tvm.IRModule, function: relax.Function, lanes: int) -> list[
 
     chains = []
     for piece in pieces.values():
-        if piece.is_joinable() and piece.ends_with_border() and (window := reader(piece)) is not None:
+        if not piece.is_joinable() or not piece.ends_with_border() or piece.begins_with() not in _FIRST:
+            continue
+        if (window := reader(piece)) is not None:
             last = reader(window)
             goes_on = last is not None and last.is_last_layer(window.var, lanes) and not last.ends_with_border()
             chains.append([piece, window, last] if last is not None and goes_on else [piece, window])
@@ -239,7 +241,8 @@ class _Joiner(PyExprMutator):
             function, args = _as_one(self._chains[binding.var])
             gvar = self.builder_.add_func(function, _FUNCTION)
             made = relax.Call(gvar, [self.visit_expr(arg) for arg in args])
-            self.set_var_remap(binding.var, self.builder_.emit(made))
+            is_inner = isinstance(binding.var, relax.DataflowVar)
+            self.set_var_remap(binding.var, (self.builder_.emit if is_inner else self.builder_.emit_output)(made))
         elif binding.var not in self._within:
             super().visit_var_binding_(binding)
 

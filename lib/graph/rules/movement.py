@@ -187,6 +187,11 @@ def reshape_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return None
 
 
+def _is_number(rewriter: Rewriter, expr: relax.Expr) -> bool:
+    value = rewriter.value(expr)
+    return value is not None and value.ndim == 0
+
+
 @rule("relax.multiply")
 def gate_later(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """reshape(x) * f(reshape(x)), as SiLU and hard swish are written, as reshape(x * f(x))."""
@@ -211,7 +216,7 @@ def _made_of(rewriter: Rewriter, expr: relax.Expr, start: relax.Expr) -> list[tu
     found: list[tuple[relax.Call, int]] = []
     while not expr.same_as(start):
         call = rewriter.calls(expr, *_ANY_SHAPE, *_BINARY)
-        tensors = [] if call is None else [n for n, arg in enumerate(call.args) if rewriter.shape(arg) != ()]
+        tensors = [] if call is None else [n for n, arg in enumerate(call.args) if not _is_number(rewriter, arg)]
         if call is None or len(tensors) != 1 or not rewriter.read_once(expr):
             return []
         found.insert(0, (call, tensors[0]))

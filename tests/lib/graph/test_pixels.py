@@ -100,6 +100,13 @@ def test_which_lines_have_whole_tiles_depends_on_the_registers():
     assert at_once(lambda x: conv(x, 16), image, registers=16)[1] == ["reshape", "nn.conv2d", "reshape"]
 
 
+def test_what_follows_element_by_element_stays_in_the_kernel_and_views_are_no_kernels(cpu):
+    made = fusion.lift_constants(module(lambda x: residual(shifted(conv(x, 8, size=3))), IMAGE))
+    subgraphs = extract_subgraphs(fusion.fuse(pixels.at_once(made, REGISTERS).module, cpu.tvm()))
+
+    assert [each.core_operator for each in subgraphs] == ["conv2d", "conv2d_1x1"]
+
+
 def silu(x):
     return op.multiply(x, op.sigmoid(x))
 
@@ -108,12 +115,11 @@ def hard_swish(x):
     return op.multiply(x, op.clip(op.add(x, const(3.0)), 0, 6))
 
 
-@pytest.mark.parametrize("gated", [lambda x: x, silu, hard_swish])
-def test_what_follows_element_by_element_stays_in_the_kernel_and_views_are_no_kernels(cpu, gated):
-    made = fusion.lift_constants(module(lambda x: gated(residual(shifted(conv(x, 8, size=3)))), IMAGE))
-    subgraphs = extract_subgraphs(fusion.fuse(pixels.at_once(made, REGISTERS).module, cpu.tvm()))
+@pytest.mark.parametrize(("gated", "steps"), [(silu, ["sigmoid"]), (hard_swish, ["add", "clip"])])
+def test_gates_are_of_all_pixels_as_well(gated, steps):
+    after = at_once(lambda x: gated(shifted(conv(x, 8))), IMAGE)[1]
 
-    assert [each.core_operator for each in subgraphs] == ["conv2d", "conv2d_1x1"]
+    assert after == ["reshape", "nn.conv2d", "add", "nn.relu", *steps, "multiply", "reshape"]
 
 
 def test_a_model_without_any_stays_as_it_is():
