@@ -6,12 +6,16 @@ from lib.graph import fused_layers, fusion
 from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from lib.graph.fusion import Model
 from lib.graph.subgraphs import extract_subgraphs
+from lib.machine import targets
 from lib.machine.dots import BF16
 from lib.machine.registers import registers
 from tests.lib.graph.rules.helpers import becomes, const, module, operators, random, run
 
-SIDE, NARROW, WIDE = 64, 8, 32  # pixels, channels: the wide image has 512 KB
-IMAGE = (1, SIDE, SIDE, NARROW)
+LANES = registers(targets.cpu_target().tvm()).lanes
+NARROW, WIDE = 8, 32  # channels
+LINES, PIXELS = 64, 8 * LANES  # the wide image has 64 KB for each lane
+PART = LANES * 3 // 2  # channels that leave part of a vector
+IMAGE = (1, LINES, PIXELS, NARROW)
 DIRECT = AlgorithmConfig(winograd="never")
 
 
@@ -51,7 +55,7 @@ def residual(x):
 
 def chained(build, *shapes):
     """The operators before and after, which compute the same."""
-    return becomes([fused_layers.chained(8)], build, *shapes)
+    return becomes([fused_layers.chained(LANES)], build, *shapes)
 
 
 def subgraphs(cpu, build, *shapes, config=DIRECT):
@@ -82,7 +86,7 @@ def test_zeros_are_around_what_the_first_convolution_gives_and_not_around_its_da
 
 
 def test_the_first_convolution_of_a_network_has_a_stride():
-    after = chained(lambda x: slid(wide(x, size=3, inputs=3, strides=2, padding=1)), (1, 2 * SIDE, 2 * SIDE, 3))[1]
+    after = chained(lambda x: slid(wide(x, size=3, inputs=3, strides=2, padding=1)), (1, 2 * LINES, 2 * PIXELS, 3))[1]
 
     assert after.count("border") == 1
 
@@ -90,13 +94,17 @@ def test_the_first_convolution_of_a_network_has_a_stride():
 @pytest.mark.parametrize(
     ("build", "shapes", "why"),
     [
-        (block, [(1, SIDE // 2, SIDE, NARROW)], "its image stays near"),
-        (lambda x: slid(wide(x, channels=12), channels=12), [(1, 2 * SIDE, 2 * SIDE, NARROW)], "12 channels, 8 lanes"),
-        (lambda x: slid(wide(x, inputs=160)), [(1, SIDE, SIDE, 160)], "the products take longer than the image"),
+        (block, [(1, LINES // 2, PIXELS, NARROW)], "its image stays near"),
+        (
+            lambda x: slid(wide(x, channels=PART), channels=PART),
+            [(1, 2 * LINES, 2 * PIXELS, NARROW)],
+            "part of a vector",
+        ),
+        (lambda x: slid(wide(x, inputs=160)), [(1, LINES, PIXELS, 160)], "the products take longer than the image"),
         (lambda x: [slid(y := wide(x)), op.nn.relu(y)], [IMAGE], "another operator reads the image"),
         (lambda x: slid(op.nn.max_pool2d(wide(x), 3, padding=1, layout="NHWC")), [IMAGE], "a window is between"),
-        (lambda x: slid(op.nn.relu(x)), [(1, SIDE, SIDE, WIDE)], "no convolution makes the image"),
-        (lambda x, y: slid(op.add(wide(x), y)), [IMAGE, (1, SIDE, SIDE, WIDE)], "another image is added"),
+        (lambda x: slid(op.nn.relu(x)), [(1, LINES, PIXELS, WIDE)], "no convolution makes the image"),
+        (lambda x, y: slid(op.add(wide(x), y)), [IMAGE, (1, LINES, PIXELS, WIDE)], "another image is added"),
         (lambda x: conv(wide(x), WIDE, WIDE, 3, groups=4, padding=1), [IMAGE], "groups of several channels"),
     ],
 )
@@ -170,5 +178,5 @@ def test_in_bf16_convolutions_stay_apart(cpu):
 def test_a_model_without_any_stays_as_it_is():
     made = fusion.lift_constants(module(lambda x: wide(x), IMAGE))
 
-    assert fusion.rewritten(made, [fused_layers.chained(8)]) is made
+    assert fusion.rewritten(made, [fused_layers.chained(LANES)]) is made
     assert operators(Model(made.module, {}).module)

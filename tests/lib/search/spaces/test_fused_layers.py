@@ -1,14 +1,19 @@
+import math
+
 import numpy as np
 import pytest
+import tvm
+from tvm import s_tir
 from tvm.relax import op
+from tvm.s_tir import SBlock
 
 from lib.search import evolution
 from lib.search.spaces.table import fitting
-from lib.tir import traces
+from lib.tir import analysis, traces
 from lib.tir.workload import load_module
 from tests.helpers import run_on
 from tests.lib.graph.rules.helpers import random
-from tests.lib.graph.test_fused_layers import IMAGE, SIDE, block, residual, silu, slid, subgraphs, wide
+from tests.lib.graph.test_fused_layers import IMAGE, LINES, PIXELS, WIDE, block, residual, silu, slid, subgraphs, wide
 
 
 def workload_of(cpu, build, shape):
@@ -32,10 +37,11 @@ def workload_of(cpu, build, shape):
         (lambda x: block(x, size=5, padding=2), IMAGE),
         (lambda x: slid(wide(x)), IMAGE),
         (lambda x: slid(wide(x), strides=2), IMAGE),
-        (lambda x: slid(wide(x, size=3, inputs=3, strides=2, padding=1)), (1, 2 * SIDE, 2 * SIDE, 3)),
+        (lambda x: slid(wide(x), size=7, padding=3), IMAGE),  # more positions than are unrolled
+        (lambda x: slid(wide(x, size=3, inputs=3, strides=2, padding=1)), (1, 2 * LINES, 2 * PIXELS, 3)),
         (lambda x: block(x, outputs=12), IMAGE),  # with AVX2 sixteen, of which twelve are written
-        (block, (2, SIDE, SIDE, 8)),
-        (block, (1, SIDE + 9, SIDE - 4, 8)),  # 73 lines are no bands, 62 pixels no register tiles
+        (block, (2, LINES, PIXELS, 8)),
+        (block, (1, LINES + 15, PIXELS - 4, 8)),  # 79 lines are no bands
     ],
     ids=[
         "block",
@@ -46,6 +52,7 @@ def workload_of(cpu, build, shape):
         "5x5",
         "two",
         "two, stride",
+        "two, 7x7",
         "stem",
         "twelve",
         "images",
@@ -65,17 +72,26 @@ def test_every_program_computes_the_convolutions(cpu, build, shape):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def test_nothing_but_bands_is_stored_between_convolutions_and_all_is_in_one_parallel_loop(cpu):
-    workload, given, _ = workload_of(cpu, block, IMAGE)
-    of_image = given[0].size
+def test_bands_are_all_that_is_stored_between_convolutions_and_there_is_one_parallel_loop(cpu):
+    workload, _, _ = workload_of(cpu, block, IMAGE)
+    of_wide_image = LINES * PIXELS * WIDE
 
     for proposal in evolution.sample(workload, cpu.tvm(), 12, known=set(), seed=0):
         schedule = traces.apply(workload, proposal.trace)
         program = traces.program(workload, proposal.trace, cpu.tvm())
+        stored = [math.prod(map(int, each.shape)) for each in stored_by(schedule.mod)]
         assert schedule.mod.script().count("T.parallel(") == 1
         assert schedule.mod.script().count('scope="local"') == 3  # accumulators of each
+        assert max(stored) < of_wide_image
         assert "layout_rewrite_preproc" in program.script()  # weights are packed as they are read
-    assert of_image
+
+
+def stored_by(module):
+    """The buffers of a program, as small as what is read of them allows."""
+    passes = [s_tir.transform.PlanAndUpdateBufferAllocationLocation(), s_tir.transform.ConvertBlocksToOpaque(),
+              s_tir.transform.CompactBufferAllocation()]  # fmt: skip
+    made = tvm.transform.Sequential(passes)(module)
+    return [buffer for found in analysis.walk(made["main"].body, SBlock) for buffer in found.alloc_buffers]
 
 
 def test_other_chains_have_other_spaces(cpu):
