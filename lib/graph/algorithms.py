@@ -56,9 +56,10 @@ class AlgorithmConfig:
 
     @property
     def for_all_shapes(self) -> "AlgorithmConfig":
-        """Without those whose weights are others, so that the shapes of a range have them in common: whether products
-        in Strassen's way pay is a matter of their rows."""
-        return replace(self, strassen="never")
+        """Without what has other weights, or packs them otherwise, in some shapes alone, so that those of a range have
+        them in common: whether products in Strassen's way pay is a matter of their rows, and whether convolutions are
+        one kernel of their pixels."""
+        return replace(self, strassen="never", fused_layers="never")
 
     @property
     def suffix(self) -> str:

@@ -161,9 +161,8 @@ def test_two_blocks_of_one_shape_are_one_subgraph_twice(cpu):
     assert found.weight == 2
 
 
-def test_whoever_wants_none_gets_none(cpu):
-    config = AlgorithmConfig(winograd="never", fused_layers="never")
-
+@pytest.mark.parametrize("config", [AlgorithmConfig(winograd="never", fused_layers="never"), DIRECT.for_all_shapes])
+def test_whoever_wants_none_gets_none_and_neither_do_ranges_whose_shapes_share_weights(cpu, config):
     assert len(subgraphs(cpu, block, IMAGE, config=config)) == 3
 
 
