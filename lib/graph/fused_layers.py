@@ -30,8 +30,8 @@ from lib.machine.registers import narrowed
 from lib.tir.operators import core_operator, operators
 from lib.tir.workload import as_workload
 
-_BORDER, _MARK = "border", "goes_on"  # name of the functions, for people; their attribute
-_FUNCTION = "fused_layers"
+_BORDER, _MARK = "border", "goes_on"  # what such functions are called, and their attribute
+_FUNCTION = "fused_conv2d_by_bands"  # name of the functions, for people
 _CONVOLUTION, _FLOAT = "relax.nn.conv2d", "float32"
 _LEAST = 1 << 16  # bytes of an image that does not stay near anyway, for each lane: L2 is larger where these are more
 _MOST_PRODUCTS = 128  # for each of its elements: more take longer than to write and to read it

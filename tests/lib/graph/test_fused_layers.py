@@ -136,6 +136,12 @@ def test_what_reads_the_windows_otherwise_stays_apart(cpu, build, names):
     assert sorted(each.core_operator for each in subgraphs(cpu, build, IMAGE)) == sorted(names)
 
 
+def test_blocks_write_their_channels_of_a_concatenation(cpu):
+    found = subgraphs(cpu, lambda x: op.concat([block(x), block(x, size=5, padding=2)], 3), IMAGE)
+
+    assert [(each.core_operator, each.operators[-1]) for each in found] == [("fused_layers", "place")] * 2
+
+
 def test_columns_that_fill_no_vectors_stay_apart(cpu):
     config = AlgorithmConfig(winograd="never", widen="never")
     found = subgraphs(cpu, lambda x: block(x, outputs=3), IMAGE, config=config)
