@@ -35,6 +35,7 @@ _FUNCTION = "fused_conv2d_by_bands"  # name of the functions, for people
 _CONVOLUTION, _FLOAT = "relax.nn.conv2d", "float32"
 _LEAST = 1 << 16  # bytes of an image that does not stay near anyway, for each lane: L2 is larger where these are more
 _MOST_PRODUCTS = 128  # for each of its elements: more take longer than to write and to read it
+_BETWEEN = (*ELEMENTWISE, "relax.clip")
 _FIRST, _LAST = ("conv2d_1x1", "conv2d"), "conv2d_1x1"
 
 
@@ -125,7 +126,7 @@ class _Made:
         if is_call(call, _CONVOLUTION) and self._result is None:
             self._result = expr
             return True
-        if not is_call(call, *ELEMENTWISE) or static_shape(call) != static_shape(self._image):
+        if not is_call(call, *_BETWEEN) or static_shape(call) != static_shape(self._image):
             return False
         for arg in call.args:
             if static_shape(arg) == static_shape(self._image):

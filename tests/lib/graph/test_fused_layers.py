@@ -75,6 +75,7 @@ def subgraphs(cpu, build, *shapes, config=DIRECT):
         lambda x: block(x, padding=0),
         lambda x: block(x, act=silu),
         lambda x: slid(wide(x, silu)),
+        lambda x: slid(wide(x, lambda y: op.clip(y, 0, 6))),  # as .pt2 files have it
         lambda x: slid(wide(x, size=3, padding=1)),
         lambda x: slid(conv(x, NARROW, WIDE)),  # nothing between
     ],
