@@ -155,14 +155,12 @@ def _is_light(rewriter: Rewriter, call: relax.Call) -> bool:
 def joined(module: tvm.IRModule, lanes: int) -> tvm.IRModule:
     """Functions that end with a border as one with that which reads it, and with the 1x1 convolution that reads that
     one, if its columns fill some vectors; between FuseOps and FuseTIR."""
-    functions = dict(module.functions_items())
-    for gvar, function in functions.items():
-        chains = _chains(module, function, lanes) if gvar.name_hint == "main" else []
-        if chains:
-            joiner = _Joiner(module, chains)
-            joiner.builder_.update_func(gvar, joiner.visit_expr(function))
-            module = relax.transform.DeadCodeElimination()(joiner.builder_.get())
-    return module
+    chains = _chains(module, module["main"], lanes)
+    if not chains:
+        return module
+    joiner = _Joiner(module, chains)
+    joiner.builder_.update_func(module.get_global_var("main"), joiner.visit_expr(module["main"]))
+    return relax.transform.DeadCodeElimination()(joiner.builder_.get())
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def _replacement(machine: Registers, call: relax.Call) -> Replacement | None:
     groups = groups_of(call)
     columns, lanes = weight[-1] // groups, machine.lanes
     wider = computed(columns, lanes)
-    if groups == 1 and (machine.spreads or dtype(call) == SUMS[0]):  # without: two instructions to each load, of bytes
+    if machine.spreads or (groups == 1 and dtype(call) == SUMS[0]):  # of bytes: two instructions to each load
         wider = in_tiles(wider, machine)
     is_read_once = int(np.prod(out[:-1])) < _MIN_ROWS
     is_narrow = narrowed(lanes, columns) >= _MIN_LANES or columns == 1

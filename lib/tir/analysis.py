@@ -25,10 +25,15 @@ def has_steps(function: tirx.PrimFunc) -> bool:
     )
 
 
+def reductions(function: tirx.PrimFunc) -> list[SBlock]:
+    """The blocks that reduce."""
+    return [block for block in leaf_blocks(function) if block.init is not None]
+
+
 def only_reduction(function: tirx.PrimFunc) -> SBlock | None:
     """The block that reduces; None if there is none, or more than one."""
-    reductions = [block for block in leaf_blocks(function) if block.init is not None]
-    return reductions[0] if len(reductions) == 1 else None
+    found = reductions(function)
+    return found[0] if len(found) == 1 else None
 
 
 def nests(root: Any) -> list[tuple[tirx.For, ...]]:

@@ -116,9 +116,7 @@ def _accumulate(schedule: Schedule, block: SBlockRV, loops: _Loops, lanes: int, 
     schedule.reverse_compute_at(results, task, preserve_unit_loops=True)
     primitives.vectorize_last(schedule, results, lanes)
     initial = schedule.decompose_reduction(block, loops.lines[0])
-    *_, vector, lane = schedule.get_loops(initial)
-    schedule.vectorize(lane)
-    schedule.unroll(vector)
+    primitives.set_to_zero(schedule, initial, n_loops=2)
 
 
 def _vectors(channels: int, lanes: int) -> list[int]:

@@ -31,11 +31,10 @@ from lib.search.spaces.microkernel import tile_in_task
 from lib.search.spaces.roles import Roles, contraction_roles, window_roles
 from lib.search.spaces.space import feasible
 from lib.search.spaces.tiling import Tile
+from lib.search.spaces.window import MAX_PIXELS, MAX_UNROLLED, MAX_VECTORS
 from lib.tir import analysis
 from lib.tir.operators import FUSED_LAYERS, core_operator, operators
 
-_MAX_PIXELS, _MAX_VECTORS = 14, 4  # in a register tile of windows
-_MAX_WINDOW = 27  # positions that are unrolled
 _MOST_LINES = 32  # of a task
 
 
@@ -43,7 +42,7 @@ def fits(workload: tvm.IRModule, target: Target) -> bool:
     """Whether a workload is such a chain, with channels that fill vectors."""
     if core_operator(operators(workload)) != FUSED_LAYERS:
         return False
-    reductions = [block for block in analysis.leaf_blocks(workload["main"]) if block.init is not None]
+    reductions = analysis.reductions(workload["main"])
     layers = _layers(reductions)
     return layers is not None and bool(_tiles(reductions, layers, registers(target)))
 
@@ -155,19 +154,16 @@ def _slide(schedule: Schedule, layer: _Layer, roles: Roles, tile: Tile) -> LoopR
     n_tiles = primitives.extent_of(schedule, loops[roles.columns]) // (tile.vectors * lanes)
     at_once = [n * tile.vectors * lanes for n in tiling.divisors(n_tiles)]
     channels, within = schedule.split(loops[roles.columns], [None, primitives.sampled_choice(schedule, at_once)])
-    vectors = primitives.sampled_choice(schedule, [n for n in tiling.divisors(tile.vectors) if n <= _MAX_VECTORS])
+    vectors = primitives.sampled_choice(schedule, [n for n in tiling.divisors(tile.vectors) if n <= MAX_VECTORS])
     within, vector, lane = schedule.split(within, [None, vectors, lanes])
-    pixels = [n for n in tiling.divisors(primitives.extent_of(schedule, row)) if n <= _MAX_PIXELS]
+    pixels = [n for n in tiling.divisors(primitives.extent_of(schedule, row)) if n <= MAX_PIXELS]
     row, pixel = schedule.split(row, [None, primitives.sampled_choice(schedule, pixels)])
     schedule.reorder(channels, lines, row, within, *window, pixel, vector, lane)
     schedule.vectorize(lane)
-    is_small = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= _MAX_WINDOW
+    is_small = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= MAX_UNROLLED
     for loop in (*(window if is_small else ()), pixel, vector):
         schedule.unroll(loop)
     schedule.reverse_compute_at(layer.result, within, preserve_unit_loops=True)
     primitives.vectorize_last(schedule, layer.result, lanes)
-    *_, pixel, vector, lane = schedule.get_loops(schedule.decompose_reduction(layer.sums, window[0]))
-    schedule.vectorize(lane)
-    schedule.unroll(vector)
-    schedule.unroll(pixel)
+    primitives.set_to_zero(schedule, schedule.decompose_reduction(layer.sums, window[0]), n_loops=3)
     return channels

@@ -99,6 +99,14 @@ def epilogue(schedule: Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     return consumer
 
 
+def set_to_zero(schedule: Schedule, initial: SBlockRV, n_loops: int) -> None:
+    """Set accumulators to zero in registers: the innermost loop is one of lanes, those before it are unrolled."""
+    *unrolled, lane = schedule.get_loops(initial)[-n_loops:]
+    schedule.vectorize(lane)
+    for loop in reversed(unrolled):
+        schedule.unroll(loop)
+
+
 def all_blocks(schedule: Schedule) -> list[SBlockRV]:
     """Those of a program, in its order."""
     return list(schedule.get_child_blocks(schedule.get_sblock("root")))

@@ -25,9 +25,9 @@ from lib.search.spaces.roles import Roles, window_roles
 from lib.search.spaces.space import feasible
 from lib.tir import analysis, dot, remainder
 
-_MAX_PIXELS, _MAX_VECTORS = 14, 4  # in a register tile
+MAX_PIXELS, MAX_VECTORS = 14, 4  # in a register tile
 _FEWEST_LANES = 8  # of vectors that fill the channels; else they are long, and the last begins earlier or is shorter
-_MAX_UNROLLED = 27  # positions of a window
+MAX_UNROLLED = 27  # positions of a window
 _BEFORE, _IN_TASK, _INLINE = "before", "in task", "inline"  # places to compute the padding
 
 
@@ -83,7 +83,7 @@ def _vectors(channels: int, lanes: int, pads_in_task: bool) -> list[int]:
     own, is shorter (`lib.tir.remainder`).
     """
     in_vectors, whole = -(-channels // lanes), channels // lanes
-    found = [n for n in tiling.divisors(in_vectors) if n <= min(_MAX_VECTORS, whole)]
+    found = [n for n in tiling.divisors(in_vectors) if n <= min(MAX_VECTORS, whole)]
     return [n for n in found if not pads_in_task or tiling.has_vectors(channels % (n * lanes), lanes)]
 
 
@@ -112,7 +112,7 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
     )
     columns_0, columns_1 = primitives.sampled_split(schedule, column)
     *outer, line, last = [loops[n] for n in roles.rows]
-    pixels = [n for n in tiling.divisors(primitives.extent_of(schedule, last)) if n <= _MAX_PIXELS]
+    pixels = [n for n in tiling.divisors(primitives.extent_of(schedule, last)) if n <= MAX_PIXELS]
     last, pixel = schedule.split(last, [None, primitives.sampled_choice(schedule, pixels)])
     if primitives.extent_of(schedule, line) == 1:  # a signal: its elements are shared out, as lines of images are
         outer, line, within = [*outer, line], last, []
@@ -123,7 +123,7 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
     products = [window.pop()] if words else []
     tasks = [*outer, lines_0, columns_0]
     schedule.reorder(*tasks, lines_1, *within, columns_1, *window, pixel, vector, lane, *products)
-    unrolled = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= _MAX_UNROLLED
+    unrolled = math.prod(primitives.extent_of(schedule, loop) for loop in window) <= MAX_UNROLLED
     if not unrolled and not words:
         primitives.skip_padding(schedule, block, producers, window)
     task = schedule.fuse(*tasks)
@@ -144,8 +144,4 @@ def _sketch(schedule: Schedule, block: SBlockRV, roles: Roles, machine: Register
         primitives.vectorize_last(schedule, words, lanes)
     for producer in producers:
         primitives.pad(schedule, producer, task if padding == _IN_TASK else None)
-    initial = schedule.decompose_reduction(block, window[0])
-    *_, pixel, vector, lane = schedule.get_loops(initial)
-    schedule.vectorize(lane)
-    schedule.unroll(vector)
-    schedule.unroll(pixel)
+    primitives.set_to_zero(schedule, schedule.decompose_reduction(block, window[0]), n_loops=3)
