@@ -1,5 +1,7 @@
 """Weights of libraries, packed once for all that read them alike."""
 
+import json
+
 import numpy as np
 import pytest
 import tvm
@@ -10,15 +12,13 @@ from lib import deploy, packing, sharing
 from lib.contracts import arrays
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
-from lib.machine.registers import registers
 from lib.runtime.family_tuner_runtime.weights import Mapped
 from lib.search import evolution
 from lib.tir.numerics import relative_error
-from lib.tir.packings import packing as order
+from lib.tir.packings import packing as order_of
 from lib.tir.workload import load_module
 
 DEPTH, COLUMNS = 64, 96
-COLUMNWISE = "i1%0/{lanes} i0%0/1 i1%{lanes}/1"  # a vector of columns of all rows, then the next
 
 
 def layers(rows):
@@ -44,22 +44,34 @@ def weights():
 
 @pytest.fixture(scope="module")
 def built(cpu, tmp_path_factory):
-    """For three lengths: the library and what packs its weights, by vectors of columns."""
+    """For three lengths: the library and what packs its weights, by programs that do the same with them."""
     folder, found = tmp_path_factory.mktemp("layers"), {}
-    by_vectors = COLUMNWISE.format(lanes=registers(cpu.tvm()).lanes)
-    for rows in (32, 16, 24):
-        module = fusion.fuse(layers(rows), cpu.tvm())
+    modules = {rows: fusion.fuse(layers(rows), cpu.tvm()) for rows in (32, 16, 24)}
+    products = {rows: products_of(module, cpu) for rows, module in modules.items()}
+    for rows, module in modules.items():
         traces = {}
-        for subgraph in extract_subgraphs(module):
-            if "matmul" in subgraph.name:
-                programs = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 64, known=set(), seed=0)
-                trace = next(each.trace for each in programs if order(each.trace) == by_vectors)
-                traces |= dict.fromkeys(subgraph.functions, trace)
+        for place, (functions, programs) in enumerate(products[rows]):
+            packer = min(set.intersection(*(set(each[place][1]) for each in products.values())))
+            traces |= dict.fromkeys(functions, programs[packer])
         assert len(traces) == 2
         files = folder / f"{rows}.so", folder / f"{rows}.json"
         deploy.build(module, traces, cpu.tvm(), *files)
         found[rows] = files
     return found
+
+
+def products_of(module, cpu):
+    """For each product with weights: its functions, and traces by the index maps with which they pack the weights."""
+    found = []
+    for subgraph in (each for each in extract_subgraphs(module) if "matmul" in each.name):
+        programs = evolution.sample(load_module(subgraph.workload), cpu.tvm(), 64, known=set(), seed=0)
+        packed = {index_maps(each.trace): each.trace for each in programs if order_of(each.trace)}
+        found.append((subgraph.functions, packed))
+    return found
+
+
+def index_maps(trace):
+    return tuple(inputs[1] for kind, inputs, *_ in json.loads(trace)[0] if kind == "TransformLayout")
 
 
 def given_to(weights, rows):
