@@ -1,7 +1,7 @@
 """Train the base models of a class of targets from recorded pools, and write their card.
 
     python benchmarks/pool/train_base.py --pools FOLDER ... --out lib/tuning/base_models/avx512 [--without MODEL ...]
-        [--beside FOLDER ...] [--disturbed] [--operators OPERATOR ... --add] [--untried] [--stock]
+        [--beside FOLDER ...] [--disturbed] [--operators OPERATOR ... --add] [--stock]
 
 Pools of another class of targets may be trained on beside the class's own: features say how many lanes a machine has.
 Trained on is what was measured while the anchor was about as fast as ever, or with `--disturbed` all; foretold is only
@@ -13,8 +13,7 @@ the order in which they were foretold, is than the fastest of all of them; the g
 of a pool are in part those that an earlier model liked; those of MetaSchedule's space are left out where a subgraph has
 a space of this project by now, and where it has none, models see of them what traces say: there are too few for what
 `PerStoreFeature` says of lowered programs beside it. With `--stock` models learn from programs of MetaSchedule's space
-alone, and see all of that (`lib.tuning.base.stock_base_models`). With `--untried` the pools are of another class alone:
-the card says nothing of what such models are worth, so that searches look at as many programs as without one.
+alone, and see all of that (`lib.tuning.base.stock_base_models`).
 """
 
 import argparse
@@ -179,15 +178,6 @@ def _told(scores: np.ndarray, latency: np.ndarray) -> dict[str, float]:
     return {"pairwise": pairwise, "median": float(np.median(latency) / latency.min()), **found}
 
 
-def _of_unseen(told: pd.DataFrame) -> dict[str, Any]:
-    """What the card says of a model's worth."""
-    regrets_of = [float(np.exp(np.log(told[f"regret {n}"]).mean()) - 1) for n in range(1, LOOKS + 1)]
-    return {
-        "pairwise": round(float(told["pairwise"].mean()), 3), "regrets": [round(value, 4) for value in regrets_of],
-        "median of recorded": round(float(np.exp(np.log(told["median"]).mean()) - 1), 3), "unseen": len(told) // _SEEDS,
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pools", nargs="+", type=Path, required=True)
@@ -198,11 +188,9 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=_LEAST_FORETOLD, help="groups that must be foretold")
     parser.add_argument("--add", action="store_true", help="to the models that are there, of other operators")
     parser.add_argument("--disturbed", action="store_true", help="train on what was measured in disturbed moments, too")
-    parser.add_argument("--untried", action="store_true", help="of pools of another class: nothing is foretold")
     parser.add_argument("--stock", action="store_true", help="of programs of MetaSchedule's space alone")
     given = parser.parse_args()
     pool = Pool(given.pools, given.beside, given.stock)
-    pool.is_own &= not given.untried
     usable = pool.is_quiet | given.disturbed
     left_out = set().union(*(pool.models[name] for name in given.without))
     kept = set().union(*(found for name, found in pool.models.items() if name not in given.without)) - left_out
@@ -212,15 +200,19 @@ def main() -> None:
         chosen = usable & (pool.operators == operator) & np.isin(pool.subgraphs, sorted(kept))
         if len(np.unique(pool.subgraphs[chosen])) < _LEAST_SUBGRAPHS or not np.isfinite(pool.latencies[chosen]).any():
             continue
-        told = pd.DataFrame() if given.untried else foretold(pool, usable, operator, given.without)
-        if not given.untried and len(told) < given.least * _SEEDS:
+        told = foretold(pool, usable, operator, given.without)
+        if len(told) < given.least * _SEEDS:
             continue
+        of_unseen = [float(np.exp(np.log(told[f"regret {n}"]).mean()) - 1) for n in range(1, LOOKS + 1)]
         model: FamilyModel = train(pool.samples(chosen), CONFIG, seed=0)
         path = given.out / f"{operator.replace('+', '-')}.ubj"
         model.save(path)
-        n_subgraphs = len(np.unique(pool.subgraphs[chosen]))
-        of_model = {"file": path.name, "samples": int(chosen.sum()), "subgraphs": n_subgraphs, "regrets": []}
-        operators[operator] = of_model if given.untried else of_model | _of_unseen(told)
+        operators[operator] = {
+            "file": path.name, "samples": int(chosen.sum()), "subgraphs": len(np.unique(pool.subgraphs[chosen])),
+            "pairwise": round(float(told["pairwise"].mean()), 3), "regrets": [round(value, 4) for value in of_unseen],
+            "median of recorded": round(float(np.exp(np.log(told["median"]).mean()) - 1), 3),
+            "unseen": len(told) // _SEEDS,
+        }  # fmt: skip
         print(operator, operators[operator], f"{path.stat().st_size / 1e3:.0f} kB", flush=True)
     card = {
         "features": FEATURE_VERSION, "lowering": pool.lowerings, "made": str(datetime.date.today()),

@@ -114,6 +114,12 @@ def test_two_vectors_a_cycle_have_their_own_models_and_take_no_programs_of_matri
     assert avx512.of("winograd_conv2d_bf16") is None
 
 
+@pytest.mark.parametrize("name", ["avx512", "avx512x2", "amx"])
+def test_what_only_narrower_vectors_were_measured_for_begins_with_their_models(name):
+    assert base_models(name).of("fused_layers") == base_models("avx2").of("fused_layers") is not None
+    assert base_models(name).of("matmul_int16") is None
+
+
 @pytest.mark.parametrize(
     ("name", "operator", "like"),
     [
