@@ -33,6 +33,7 @@ from lib.models import (
     onnx_folding,
     onnx_functions,
     onnx_layers,
+    onnx_order,
     onnx_quantized,
 )
 from lib.models.onnx_converter import Converter
@@ -169,6 +170,7 @@ def read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is incomplete: {str(error).splitlines()[0]}") from error
     if not proto.graph.node:
         raise ModelError(f"{path} is damaged or empty: it holds no operators.")
+    onnx_order.sort(proto.graph)
     _check_header(proto, path)
     return proto
 
