@@ -6,9 +6,10 @@ parallel task of the two transforms takes; and whether the products are shared o
 its part of the kernels alone, or by tiles, so that it reads the data that it has transformed itself.
 
 Transformed data and products have two to four times the elements of an image, and those of a large one leave caches.
-So one task may as well do all for some lines of tiles, of which they stay in L2, and read all kernels for that:
+So one task may as well do all for some lines of tiles, or for a part of one, if a line leaves L2 as well, and read all
+kernels for that:
 
-    parallel (images, lines.0)
+    parallel (images, lines.0)  # or (images, lines, tiles.0)
         padded data
         transformed data
         products: positions, columns, tiles: a register tile
@@ -16,7 +17,7 @@ So one task may as well do all for some lines of tiles, of which they stay in L2
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -34,6 +35,8 @@ from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import feasible
 from lib.search.spaces.tiling import Tile
 from lib.tir.operators import WINOGRAD, WINOGRAD_LINES, core_operator, operators
+
+_WIDE = 1 << 16  # elements of transformed data and products of a line, from which on tasks may have parts of it
 
 
 def fits(workload: tvm.IRModule, _target: Target) -> bool:
@@ -62,19 +65,29 @@ def sketches(schedule: Schedule, block: SBlockRV, machine: Registers) -> list[Sc
     transforms = [partial(tiled, tile, first) for tile in tiles for first in (False, True)]
     lines, across = _lines_and_columns(schedule, block)
     if lines and len(roles.reduction) == 1:  # of volumes it is over frames, too
-        for tile in _tiles_of_lines(lines, across, columns, left):
-            results = partial(_transform_results, machine=machine, height=tile.rows[0])
+        of_tile = math.prod(extents[n] for n in roles.batch) * (extents[roles.reduction[-1]] + extents[roles.columns])
+        for tile, in_parts in _tiles_in_blocks(lines, across, columns, left, is_wide=across * of_tile > _WIDE):
+            results = partial(_transform_results, machine=machine, height=tile.rows[0], in_parts=in_parts)
             blocked = partial(in_blocks, product=block, roles=roles, machine=machine, transform_results=results)
             transforms.append(partial(blocked, tile=replace(tile, dot=dot)))
     return feasible(schedule, transforms)
 
 
-def _tiles_of_lines(lines: int, across: int, columns: int, machine: Registers) -> list[Tile]:
-    """Register tiles, of one height each, that divide all the tiles of an image in some of its lines, as many of them
-    as tasks may have: one line of 26 has no tile of four rows, two have."""
-    heights = {height for n in tiling.divisors(lines)[:-1] for height in tiling.divisors(n * across)}
-    found = tiling.tiles(math.lcm(*heights), columns, machine)
-    return [replace(tile, rows=(height,)) for tile in found for height in tile.rows if height in heights]
+def _tiles_in_blocks(
+    lines: int, across: int, columns: int, machine: Registers, *, is_wide: bool
+) -> Iterator[tuple[Tile, bool]]:
+    """Register tiles, of one height each, for tasks that have some lines of an image's tiles, and, if these are wide,
+    for such as have a part of one line; with which of the two.
+
+    Heights divide all tiles of a task, for some size of tasks: one line of 26 has no tile of four rows, two have.
+    """
+    heights = {
+        False: {height for n in tiling.divisors(lines)[:-1] for height in tiling.divisors(n * across)},
+        True: {height for n in tiling.divisors(across)[:-1] for height in tiling.divisors(n)} if is_wide else set(),
+    }
+    for tile in tiling.tiles(math.lcm(*heights[False]), columns, machine):
+        for in_parts, dividing in heights.items():
+            yield from ((replace(tile, rows=(height,)), in_parts) for height in tile.rows if height in dividing)
 
 
 def _lanes(channels: int, dot: Dot | None, machine: Registers) -> int:
@@ -155,12 +168,15 @@ def _within(schedule: Schedule, block: SBlockRV, task: LoopRV, first: int = 1, a
     schedule.set_scope(block, 0, "local")
 
 
-def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, *, height: int = 0) -> LoopRV:
+def _transform_results(
+    schedule: Schedule, copy: SBlockRV, machine: Registers, *, height: int = 0, in_parts: bool = False
+) -> LoopRV:
     """Transform products in a parallel loop of its own; returns the loop over its tasks, or over channels in them.
 
     Args:
         copy: The block that reads the accumulators.
         height: Of register tiles, if a task has all channels of some lines of tiles: as many as that divides.
+        in_parts: It has some tiles of one line instead.
     """
     lines, columns, *following = primitives.after(schedule, copy)
     for block in following[:-1]:
@@ -175,9 +191,10 @@ def _transform_results(schedule: Schedule, copy: SBlockRV, machine: Registers, *
     schedule.reorder(*images, line, column, channel, y, x, lane)
     if height:
         n_lines, across = (primitives.extent_of(schedule, loop) for loop in (line, column))
-        counts = [n for n in tiling.divisors(n_lines) if n > 1 and n_lines // n * across % height == 0]
-        line, _ = schedule.split(line, [primitives.sampled_choice(schedule, counts), None])
-        task = schedule.fuse(*images, line)
+        shared_out, n, each = (column, across, 1) if in_parts else (line, n_lines, across)
+        counts = [count for count in tiling.divisors(n) if count > 1 and n // count * each % height == 0]
+        part, _ = schedule.split(shared_out, [primitives.sampled_choice(schedule, counts), None])
+        task = schedule.fuse(*images, *([line, part] if in_parts else [part]))
         schedule.parallel(task)
     else:
         task = channel = in_tasks(schedule, [*images, line, column], channel)
