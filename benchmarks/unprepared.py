@@ -79,6 +79,12 @@ _TIMM: dict[str, tuple[str, int]] = {
     "nest": ("jx_nest_tiny", 224),
     "swiftformer": ("swiftformer_xs", 224),
     "vit_s8": ("vit_small_patch8_224", 224),
+    # Images as large as detectors and segmentation have them: what is between the steps of a convolution leaves caches.
+    "resnet18_wide": ("resnet18", 640),
+    "repvgg_wide": ("repvgg_a0", 512),
+    "hrnet_wide": ("hrnet_w18_small", 512),
+    "dla_wide": ("dla34", 448),
+    "cspdarknet_wide": ("cspdarknet53", 512),
 }
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -120,6 +121,35 @@ def test_tasks_of_some_lines_have_register_tiles_that_divide_no_line(cpu):
     assert others
     result = run_on(others[0].mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
+def tasks_of(program):
+    return int(re.search(r"T\.parallel\((\d+)", program.mod.script()).group(1))
+
+
+@pytest.mark.parametrize(("size", "batch"), [(160, 1), (157, 2)])  # with tiles that reach beyond the image
+def test_of_wide_images_a_task_may_have_a_part_of_one_line_of_tiles(cpu, size, batch):
+    image, kernel, shift = arrays(size, batch=batch)
+    expected = np.maximum(convolved(image, kernel, 1) + shift, 0)
+    inputs = [image, winograd.transformed(kernel, 4), shift]
+
+    found = [program for program in sampled(workload(4, size, batch=batch), cpu, 24) if is_in_blocks(program)]
+
+    lines = 40 * batch
+    assert {tasks_of(program) > lines for program in found} == {True, False}
+    of_parts = [program for program in found if tasks_of(program) > lines]
+    for program in of_parts[:3]:
+        assert tasks_of(program) % lines == 0
+        result = run_on(program.mod, cpu.tvm(), inputs, np.zeros(expected.shape, np.float32))
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
+def test_a_line_of_tiles_that_a_cache_holds_is_whole(cpu):
+    """Of 39 tiles, each of 36 places and 48 channels, where 38 are the most."""
+    wide, narrow = (sampled(workload(4, size), cpu, 24) for size in (156, 148))
+
+    assert any(tasks_of(program) > 39 for program in wide if is_in_blocks(program))
+    assert not any(tasks_of(program) > 37 for program in narrow if is_in_blocks(program))
 
 
 @pytest.mark.parametrize(("tile", "size"), [(4, 28), (2, 13)])
