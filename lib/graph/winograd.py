@@ -12,6 +12,7 @@ too much, so there is none, nor of larger kernels.
 Of volumes, convolutions of 3x3x3 or of any other depth, tiles are those of each frame, and the products sum over the
 frames that a result sees, too: the data of a frame is transformed once.
 Of convolutions in groups, the products are those of each group. Their transforms are shared out among fewer products.
+Those with holes between their taps are convolutions of smaller images (`lib.graph.dilated`), in float32.
 Of bytes, for CPUs that multiply pairs of 16 bits (`lib.graph.pairs`), all of it is exact: with the denominators of the
 transforms left to the end, transformed bytes and kernels are integers of 16 bits (at most 12,750 and 6,272 with m = 4),
 products sum in 32 bits, if the weights are such that they fit, and results in double precision, which holds these.
@@ -28,7 +29,7 @@ import numpy as np
 from tvm import relax, te, tirx, topi
 from tvm.relax import op
 
-from lib.graph import patterns, widen
+from lib.graph import dilated, patterns, widen
 from lib.graph.filters import Transforms, entry, integral, minimal, rounded, wide
 from lib.graph.padding import taken_in
 from lib.graph.reweight import Choose, Replacement, shape_of
@@ -116,7 +117,7 @@ def _replacement(
 
 def best_tile(
     image: tuple[int, int], channels: tuple[int, int], frames: tuple[int, int] = (1, 1), depth: int = 1,
-    kind: str = _WIDE, instructions: str = "", taps: int = 3, groups: int = 1, most: int = 4,
+    kind: str = _WIDE, instructions: str = "", taps: int = 3, groups: int = 1, most: int = 4, moved: int = 0,
 ) -> int:  # fmt: skip
     """m of the transform for a convolution to outputs of height and width, from and to channels; 0 for none.
 
@@ -139,6 +140,7 @@ def best_tile(
         taps: Of a side of the kernel.
         groups: Of the channels.
         most: The largest m that there may be.
+        moved: Elements that are written and read once more, before all or after all.
     """
     height, width = image
     kernel, area = depth * channels[0] * channels[1] // groups, height * width
@@ -152,7 +154,7 @@ def best_tile(
         between = elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
         through = _IN_BLOCKS if in_blocks else _THROUGH_CACHE if between <= _CACHE else _THROUGH_MEMORY
         products = share * (kernel * frames[1] * elements + from_memory * positions * kernel)
-        costs[tile] = products + through * between
+        costs[tile] = products + through * between + (_THROUGH_CACHE if moved <= _CACHE else _THROUGH_MEMORY) * moved
     return min(costs, key=lambda tile: costs[tile])
 
 
@@ -326,7 +328,9 @@ def _tile(call: relax.Call, kind: str, instructions: str, lanes: int, most: int 
     if not is_call(call, "relax.nn.conv2d", "relax.nn.conv3d") or dtype(call) != _KINDS[kind].sums:
         return 0
     attrs = call.attrs
-    is_plain = {int(n) for n in (*attrs.strides, *attrs.dilation)} == {1}
+    apart, dilation = int(attrs.dilation[0]), {int(n) for n in attrs.dilation}
+    may_be_apart = kind == _WIDE and is_call(call, "relax.nn.conv2d")
+    is_plain = {int(n) for n in attrs.strides} == {1} and dilation == {apart if may_be_apart else 1}
     data, kernel, out = shape_of(call.args[0]), shape_of(call.args[1]), shape_of(call)
     if not is_plain or not is_channels_last(call) or not out or not data:
         return 0
@@ -337,7 +341,11 @@ def _tile(call: relax.Call, kind: str, instructions: str, lanes: int, most: int 
     if groups > 1 and (kind == _NARROW or outputs // groups % lanes):  # their columns are not padded
         return 0
     frames, channels = (math.prod(data[:-3]), math.prod(out[:-3])), (inputs * groups, outputs)
-    return best_tile((out[-3], out[-2]), channels, frames, math.prod(depth), kind, instructions, lines, groups, most)
+    image, moved = (out[-3], out[-2]), 0
+    if apart > 1:
+        image, frames = (-(-image[0] // apart), -(-image[1] // apart)), (frames[0] * apart**2, frames[1] * apart**2)
+        moved = math.prod(data) + math.prod(out)
+    return best_tile(image, channels, frames, math.prod(depth), kind, instructions, lines, groups, most, moved)
 
 
 def _emit(
@@ -350,9 +358,14 @@ def _emit(
         data = builder.emit(op.astype(data, kind))
     elif kind == _PAIRS:
         data, padding, value = taken_in(builder, data, padding)
+    if (dilation := int(call.attrs.dilation[0])) > 1:
+        taps, out = shape_of(call.args[1])[0], shape_of(call)
+        lines, pixels = (-(-extent // dilation) + taps - 1 for extent in out[1:3])
+        data, padding = dilated.apart(builder, data, padding, dilation, lines, pixels), [0] * 4
     computed = builder.call_te(
         convolution, data, kernel, tile, padding, groups_of(call), value,
         primfunc_name_hint=FUNCTION, primfunc_attrs=patterns.marks(patterns.OUT_ELEMENTWISE),
     )  # fmt: skip
-    is_wider = shape_of(kernel)[-1] > outputs
-    return widen.cut(builder, builder.emit(computed), outputs) if is_wider else computed
+    if shape_of(kernel)[-1] > outputs:
+        computed = widen.cut(builder, builder.emit(computed), outputs)
+    return dilated.together(builder, builder.emit(computed), dilation, shape_of(call)) if dilation > 1 else computed

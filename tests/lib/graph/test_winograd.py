@@ -4,6 +4,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, te, topi
 from tvm.relax import op
 from tvm.target import Target
@@ -464,7 +465,7 @@ def test_kernels_from_memory_cost_more_where_twice_as_much_is_multiplied_a_cycle
 def model(**attrs):
     """relu(conv(x, w)); the kernel is a weight."""
     size, outputs, inputs = attrs.pop("kernel", 3), attrs.pop("outputs", 64), attrs.pop("inputs", 64)
-    kind = attrs.pop("kind", "float32")
+    kind, padding = attrs.pop("kind", "float32"), attrs.pop("padding", size // 2)
     if kind == "int8":
         attrs["out_dtype"] = "int32"
     x = relax.Var("x", relax.TensorType((1, 28, 28, inputs), "uint8" if kind == "int8" else kind))
@@ -472,7 +473,7 @@ def model(**attrs):
     builder = relax.BlockBuilder()
     with builder.function("main", [x, w], attrs={"num_input": 1}):
         with builder.dataflow():
-            conv = op.nn.conv2d(x, w, padding=size // 2, data_layout="NHWC", kernel_layout="HWIO", **attrs)
+            conv = op.nn.conv2d(x, w, padding=padding, data_layout="NHWC", kernel_layout="HWIO", **attrs)
             out = builder.emit_output(builder.emit(op.nn.relu(builder.emit(conv))))
         builder.emit_func_output(out)
     rng = np.random.default_rng(0)
@@ -584,7 +585,41 @@ def test_its_kernel_may_be_packed(cpu):
     assert list(load_module(subgraph.workload)["main"].attrs["layout_free_buffers"]) == [1]
 
 
-@pytest.mark.parametrize("attrs", [{"strides": 2}, {"dilation": 2}, {"groups": 16}, {"kernel": 9}, {"kernel": 1}])
+def outcome(module, cpu, *arrays):
+    machine = relax.VirtualMachine(relax.build(fusion.fuse(module, cpu.tvm()), target=cpu.tvm()), tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+
+
+@pytest.mark.parametrize(
+    ("dilation", "padding", "groups"), [(2, 2, 1), (4, 4, 1), (2, 2, 2), (3, (4, 2, 1, 3), 1), (5, 0, 1)]
+)
+def test_with_holes_it_is_the_convolution_of_smaller_images(cpu, dilation, padding, groups):
+    """Of 28 pixels, of which two and four take the same number, and three and five do not."""
+    module, weights = model(dilation=dilation, padding=padding, groups=groups)
+    image = np.random.default_rng(1).normal(size=(1, 28, 28, 64)).astype(np.float32)
+
+    replaced, kernels = rewrite(module, weights)
+
+    expected, found = outcome(module, cpu, image, weights["w"]), outcome(replaced, cpu, image, kernels["w"])
+    assert kernels["w"].shape[:2] != (3, 3)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
+def test_images_are_moved_before_and_after_where_convolutions_have_holes(cpu):
+    module, _ = rewrite(*model(dilation=2, padding=2))
+
+    subgraphs = extract_subgraphs(fusion.fuse(module, cpu.tvm()))
+
+    assert sorted(each.core_operator for each in subgraphs) == ["data_movement", "elementwise", "winograd_conv2d"]
+    assert sum("max" in each.operators for each in subgraphs) == 1
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [{"strides": 2}, {"dilation": (1, 2)}, {"dilation": 2, "inputs": 8, "outputs": 8, "padding": 2}, {"groups": 16},
+     {"kernel": 9}, {"kernel": 1}],
+)  # fmt: skip
 def test_other_convolutions_stay(attrs):
     module, weights = model(**attrs)
 
