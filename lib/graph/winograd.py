@@ -41,6 +41,7 @@ _LANES = 8  # channels that fill a vector
 _WIDE, _NARROW, _PAIRS = "float32", "bfloat16", "int16"  # element types that products read
 _FROM_MEMORY, _THROUGH_CACHE, _THROUGH_MEMORY, _IN_BLOCKS = 10, 14, 45, 8  # cost of an element, in multiplications
 _CACHE = 1 << 23  # elements in float32 that stay in the last cache
+_SMALLEST = 8  # lines and pixels of images apart: a direct convolution skips what holes reach beyond smaller ones
 _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
 _BYTES = 255  # the largest of data
@@ -345,6 +346,8 @@ def _tile(call: relax.Call, kind: str, instructions: str, lanes: int, most: int 
     if apart > 1:
         image, frames = (-(-image[0] // apart), -(-image[1] // apart)), (frames[0] * apart**2, frames[1] * apart**2)
         moved = math.prod(data) + math.prod(out)
+        if min(image) < _SMALLEST:
+            return 0
     return best_tile(image, channels, frames, math.prod(depth), kind, instructions, lines, groups, most, moved)
 
 
