@@ -37,9 +37,9 @@ def in_halves(path):
 
 
 def with_a_body(path):
-    """A branch that is not sorted, and reads what the last node around it makes."""
+    """A branch that reads what the last node around it makes."""
     body = helper.make_graph(
-        [helper.make_node("Relu", ["sum"], ["out"]), helper.make_node("Add", ["product", "b"], ["sum"])], "body", [],
+        [helper.make_node("Add", ["product", "b"], ["sum"]), helper.make_node("Relu", ["sum"], ["out"])], "body", [],
         [helper.make_tensor_value_info("out", TensorProto.FLOAT, (3, 8))],
     )  # fmt: skip
     nodes = [
@@ -83,3 +83,14 @@ def test_nodes_that_read_their_own_results_are_told(tmp_path):
 
     with pytest.raises(onnx_import.ModelError, match="Add '' reads 'y', which nothing before it makes"):
         onnx_import.load(save(tmp_path / "model.onnx", nodes))
+
+
+def test_bodies_within_a_node_are_sorted_as_well():
+    later, first = helper.make_node("Relu", ["b"], ["c"]), helper.make_node("Relu", ["a"], ["b"])
+    body = helper.make_graph([later, first], "body", [], [])
+    graph = helper.make_graph([helper.make_node("If", ["yes"], ["y"], then_branch=body, else_branch=body)], "g", [], [])
+
+    onnx_order.sort(graph)
+
+    for attribute in graph.node[0].attribute:
+        assert [node.output[0] for node in attribute.g.node] == ["b", "c"]
