@@ -13,6 +13,11 @@ from tvm.relax import op
 from lib.graph.reweight import shape_of
 
 
+def extents(lines: int, pixels: int, dilation: int) -> tuple[int, int]:
+    """Lines and pixels of the smaller images of an image of so many, where they are most."""
+    return -(-lines // dilation), -(-pixels // dilation)
+
+
 def apart(
     builder: relax.BlockBuilder, images: relax.Expr, padding: Sequence[int], dilation: int, lines: int, pixels: int
 ) -> relax.Expr:  # fmt: skip

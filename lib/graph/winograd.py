@@ -344,7 +344,7 @@ def _tile(call: relax.Call, kind: str, instructions: str, lanes: int, most: int 
     frames, channels = (math.prod(data[:-3]), math.prod(out[:-3])), (inputs * groups, outputs)
     image, moved = (out[-3], out[-2]), 0
     if apart > 1:
-        image, frames = (-(-image[0] // apart), -(-image[1] // apart)), (frames[0] * apart**2, frames[1] * apart**2)
+        image, frames = dilated.extents(*image, apart), (frames[0] * apart**2, frames[1] * apart**2)
         moved = math.prod(data) + math.prod(out)
         if min(image) < _SMALLEST:
             return 0
@@ -362,8 +362,8 @@ def _emit(
     elif kind == _PAIRS:
         data, padding, value = taken_in(builder, data, padding)
     if (dilation := int(call.attrs.dilation[0])) > 1:
-        taps, out = shape_of(call.args[1])[0], shape_of(call)
-        lines, pixels = (-(-extent // dilation) + taps - 1 for extent in out[1:3])
+        _, height, width, _ = shape_of(call)
+        lines, pixels = (n + shape_of(call.args[1])[0] - 1 for n in dilated.extents(height, width, dilation))
         data, padding = dilated.apart(builder, data, padding, dilation, lines, pixels), [0] * 4
     computed = builder.call_te(
         convolution, data, kernel, tile, padding, groups_of(call), value,
