@@ -28,6 +28,7 @@ from lib.graph import (
     running,
     scatter,
     selection,
+    small_weights,
 )
 from lib.graph.legalize import legalize_ops
 from lib.graph.rewrite import Rule, rewrite, value_of
@@ -110,7 +111,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         module = parts.read_in_place(concatenation.place_parts(module))
         module = halts.placed(gates.apart(enlarging.summed(enlarging.by_lines(module))))
         module = tvm.transform.Sequential([legalize_ops(), transform.AnnotateTIROpPattern()])(module)
-        module = _without_unknown_rules(module, target)
+        module = small_weights.marked(_without_unknown_rules(module, target))
         module = transform.FuseOps()(patterns.apply_marks(module))
         if target.kind.name == "llvm":
             module = fused_layers.joined(module, registers(target).lanes)

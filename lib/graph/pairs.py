@@ -3,13 +3,15 @@
 An instruction multiplies two neighbours along a reduction for each lane and adds them, which another one adds to the
 sums: of two thirds as many instructions as floats would take (a Zen 3 does half as many again in the same time), with
 half of their bytes, and as exact as bytes are. Others multiply bytes there four at a time, in sums of two that do not
-fit the 16 bits they get (ONNX Runtime's kernels for AVX2).
+fit the 16 bits they get (ONNX Runtime's kernels for AVX2). Where a layer's weights are so small that they do, as in
+files of seven bits, it stays in bytes here, too (`lib.tir.small_weights`).
 
 Weights are widened once. Data are widened by who makes them where all that read them cast them in any case, else by who
 reads them. What is not multiplied so, as convolutions by channel, is in floats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 import numpy as np
 import tvm
@@ -21,24 +23,50 @@ from lib.graph import packing, padding, precision, reweight
 from lib.graph.fusion import Model, rewritten
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, alike, dtype, groups_of, is_call, mutated
-from lib.machine.dots import INT8, INT16
+from lib.graph.small_weights import noted
+from lib.machine.dots import INT7, INT8, INT16
+from lib.tir import small_weights
 
 
 def in_pairs(model: Model, lanes: int) -> Model:
-    """The model with its products and convolutions of bytes as those of pairs, or of floats; the same model if it has
-    none. Input channels are padded to an even number.
+    """The model with its products and convolutions of bytes as those of pairs, or of floats, but for those of small
+    weights; the same model if it has none. Input channels are padded to an even number, or to a multiple of four.
 
     Args:
         lanes: Of the machine's vectors.
     """
-    found = reweight.replaced(model, [_of_pairs, precision.of_floats])
+    small = {name for name, values in model.weights.items() if _is_small(values)}
+    found = reweight.replaced(model, [partial(_of_small, small), _of_pairs, precision.of_floats])
     found = packing.pack(found, INT16, lanes, (INT8.data, INT8.weights))
     found = rewritten(found, [precision.activations_in_floats])
-    return (
-        Model(_stored_wide(transform.DeadCodeElimination()(found.module)), found.weights)
-        if found is not model
-        else model
-    )
+    if found is model:
+        return model
+    module = _stored_wide(transform.DeadCodeElimination()(found.module))
+    kept = {name for name in small if found.weights[name].dtype == np.int8}
+    return Model(noted(module, kept) if kept else module, found.weights)
+
+
+def _is_small(values: np.ndarray) -> bool:
+    return values.dtype == np.int8 and values.ndim > 1 and small_weights.are_small(values)
+
+
+def _of_small(names: Collection[str], call: relax.Call) -> Replacement | None:
+    """A product or convolution as it is, of small weights with these names, with input channels that fill words."""
+    if not is_call(call, *CONTRACTIONS) or (dtype(call.args[0]), dtype(call.args[1])) != (INT7.data, INT7.weights):
+        return None
+    if not isinstance(call.args[1], relax.Var) or str(call.args[1].name) not in names:
+        return None
+    weight, more = shape_of(call.args[1]), precision.more_channels(call, INT7.depth, None)
+    if more is None:
+        return None
+
+    def emit(builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
+        return alike(call, reweight.deeper_data(builder, args[0], more, groups_of(call)), args[1], INT7.sums)
+
+    return Replacement(
+        kind=(INT7.weights, more), value=partial(reweight.deeper, more),
+        shape=(*weight[:-2], weight[-2] + more, weight[-1]), emit=emit, dtype=INT7.weights,
+    )  # fmt: skip
 
 
 def _of_pairs(call: relax.Call) -> Replacement | None:

@@ -1,10 +1,11 @@
 """Instructions for elements narrower than float32: of vectors, that add several products to each lane, and of matrices.
 
 A CPU multiplies 16 pairs of bf16, or 16 quads of bytes, in the time of 16 floats; with AVX2 alone, 8 pairs of integers
-of 16 bits, which hold bytes, in that of 8, but adds them by another instruction. Which of these there are decides which
-programs are worth having; how one is written into a program is `lib.tir.dot`. Some CPUs also have registers for small
-matrices, and an instruction that multiplies two of them and adds the product to a third, in the same types and order of
-elements: sixteen times as many operations (`lib.tir.matrix`).
+of 16 bits, which hold bytes, in that of 8, but adds them by another instruction; or 16 pairs of bytes, in sums of 16
+bits, which may overflow. Which of these there are decides which programs are worth having; how one is written into a
+program is `lib.tir.dot`. Some CPUs also have registers for small matrices, and an instruction that multiplies two of
+them and adds the product to a third, in the same types and order of elements: sixteen times as many operations
+(`lib.tir.matrix`).
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,12 @@ class Dot:
     data: str  # element types
     weights: str
     sums: str
-    adds: bool = True  # to the sums, itself; else another instruction does, and a register holds what it adds
+    holds: int = 0  # registers beside those of sums, data and weights, where another instruction adds to the sums
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds to the sums itself."""
+        return not self.holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,10 @@ class Matrix:
 
 BF16 = Dot("vdpbf16ps", frozenset({"avx512bf16"}), 2, "bfloat16", "bfloat16", "float32")
 INT8 = Dot("vpdpbusd", frozenset({"avx512vnni", "avxvnni"}), 4, "uint8", "int8", "int32")
-INT16 = Dot("vpmaddwd", frozenset({"avx2"}), 2, "int16", "int16", "int32", adds=False)
+INT16 = Dot("vpmaddwd", frozenset({"avx2"}), 2, "int16", "int16", "int32", holds=1)
+# Adds two products in 16 bits, a second instruction two of these sums, and a third adds that: for weights of which no
+# two neighbours are too large for that (`lib.tir.small_weights`).
+INT7 = Dot("vpmaddubsw", frozenset({"avx2"}), 4, "uint8", "int8", "int32", holds=2)
 ARM_BF16 = Dot("bfdot", frozenset({"bf16"}), 2, "bfloat16", "bfloat16", "float32")
 ARM_INT8 = Dot("usdot", frozenset({"i8mm"}), 4, "uint8", "int8", "int32")
 ARM_SIGNED = Dot("sdot", frozenset({"dotprod"}), 4, "int8", "int8", "int32")
@@ -82,7 +91,7 @@ MATRICES = (AMX_BF16, AMX_INT8)
 
 def named(name: str) -> Dot:
     """Of the instructions of vectors, by its name."""
-    return next(dot for dot in DOTS if dot.name == name)
+    return next(dot for dot in (*DOTS, INT7) if dot.name == name)
 
 
 def matrix_named(name: str) -> Matrix:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from tvm.target import Target, codegen
 
-from lib.machine.dots import DOTS, INT16, MATRICES, Dot, Matrix
+from lib.machine.dots import DOTS, INT7, INT8, INT16, MATRICES, Dot, Matrix
 
 FLOAT_BITS = 32
 _ARM_32 = ("armv", "arm-", "thumb")  # triples of the older architecture, which has half as many
@@ -20,19 +20,21 @@ class Registers:
     matrices: tuple[Matrix, ...] = ()  # those that multiply whole matrices of them
     looks_up: bool = False  # whether a vector of bytes is looked up in a table of all bytes (AVX512-VBMI)
     spreads: bool = True  # whether what multiplies vectors takes one number of the memory for all lanes
+    for_small: Dot | None = None  # for bytes and small weights (`lib.tir.small_weights`), where none is for all bytes
 
     def matrix(self, dot: Dot | None) -> Matrix | None:
         """The one that does to each row what an instruction of vectors does, if there is one."""
         return next((matrix for matrix in self.matrices if matrix.dot == dot), None)
 
     def beside(self, dot: Dot | None) -> "Registers":
-        """With the registers that an instruction leaves: one that does not add products itself needs one for these; and
-        with another to add them, numbers are loaded in the meantime."""
-        return self if dot is None or dot.adds else replace(self, count=self.count - 1, spreads=True)
+        """With the registers that an instruction leaves: one that does not add products itself needs some for these,
+        and with others to add them, numbers are loaded in the meantime."""
+        return self if dot is None or dot.adds else replace(self, count=self.count - dot.holds, spreads=True)
 
     def fastest(self, weights: str) -> Dot | Matrix | None:
         """The instruction that multiplies most elements of a type, if there is one."""
-        dot = next((dot for dot in self.dots if dot.weights == weights), None)
+        dots = (*self.dots, self.for_small) if self.for_small else self.dots
+        dot = next((dot for dot in dots if dot.weights == weights), None)
         return self.matrix(dot) or dot
 
 
@@ -51,7 +53,8 @@ def registers(target: Target) -> Registers:
         looks_up = lanes == 16 and "avx512vbmi" in features
         return Registers(32, lanes, narrow, _matrices(target, features, lanes), looks_up)
     if "avx" in features:
-        return Registers(16, min(8, limit), dots, spreads=False)
+        for_small = INT7 if INT8 not in dots and INT7.features & features else None
+        return Registers(16, min(8, limit), dots, spreads=False, for_small=for_small)
     if "neon" in features and not str(target.attrs.get("mtriple", "")).startswith(_ARM_32):
         return Registers(32, min(4, limit), dots)
     return Registers(16, min(4, limit), spreads=False)

@@ -1,7 +1,7 @@
 """Instructions that add several products to each lane of a vector, in place of a marked loop over the lanes.
 
 No loop makes LLVM emit `vdpbf16ps` or `vpdpbusd`, which add two or four products of neighbouring elements to each lane,
-nor `vpmaddwd`, which adds two to one another, for a register tile.
+nor `vpmaddwd` and `vpmaddubsw`, which add two to one another, for a register tile.
 So a space marks the loop over the lanes of a register tile, around the one over these products, with the name of an
 instruction (`lib.machine.dots`); when programs are lowered, one call takes the place of both. Until then a program says
 what it computes in plain arithmetic: its weights are packed, prefetched and peeled like any others, and where an
@@ -17,13 +17,14 @@ from tvm import tirx
 from tvm.s_tir import SBlockRealize
 from tvm.sym import Analyzer
 
-from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT8, INT16, Dot, named
+from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT7, INT8, INT16, Dot, named
 from lib.machine.registers import registers
 from lib.tir import analysis
 
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
 
-_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), INT16: (4, 8), ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes
+_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), INT16: (4, 8), INT7: (4, 8),
+           ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes  # fmt: skip
 # TVM knows bf16 as integers, LLVM's intrinsics want its own type.
 _WRAPPER = """
 define <{n} x float> @{name}_{n}(<{n} x float> %c, <{m} x i16> %x, <{m} x i16> %w) alwaysinline nounwind {{
@@ -43,6 +44,16 @@ define <{n} x i32> @{name}_{n}(<{n} x i32> %c, <{m} x i16> %x, <{m} x i16> %w) a
   ret <{n} x i32> %r
 }}
 """
+# Two products in 16 bits, two of their sums in 32.
+_OF_SMALL = """
+define <{n} x i32> @{name}_{n}(<{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w) alwaysinline nounwind {{
+  %both = call {{ <{n} x i32>, <{n} x i32> }} asm
+      "{name} $4, $3, $1\\0Avpmaddwd $5, $1, $1\\0Avpaddd $1, $0, $0", "=x,=&x,0,x,x,x"(
+      <{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w, <{half} x i16> splat (i16 1))
+  %r = extractvalue {{ <{n} x i32>, <{n} x i32> }} %both, 0
+  ret <{n} x i32> %r
+}}
+"""
 
 
 def _is_wrapped(dot: Dot) -> bool:
@@ -52,7 +63,8 @@ def _is_wrapped(dot: Dot) -> bool:
 
 def _wrapper(dot: Dot, lanes: int) -> str:
     if not dot.adds:
-        return _IN_ORDER.format(n=lanes, m=dot.depth * lanes, name=dot.name)
+        text = _OF_SMALL if dot == INT7 else _IN_ORDER
+        return text.format(n=lanes, m=dot.depth * lanes, half=2 * lanes, name=dot.name)
     x86, arm = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", f"llvm.aarch64.neon.bfdot.v{lanes}f32.v{2 * lanes}bf16"
     return _WRAPPER.format(n=lanes, m=2 * lanes, name=dot.name, intrinsic=x86 if dot == BF16 else arm)
 
@@ -66,7 +78,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if not marked:
         return function
     target = (function.attrs or {}).get("target")
-    there = DOTS if target is None else registers(target).dots
+    there = {*DOTS, INT7} if target is None else {*(found := registers(target)).dots, found.for_small}
     wrapped: set[tuple[Dot, int]] = set()
 
     def with_instruction(loop: tirx.For) -> Any:

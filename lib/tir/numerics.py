@@ -21,10 +21,10 @@ def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> 
     """Seeded values: small normal ones for floats, a mask for booleans, and for integers by their bound.
 
     Floats with a bound are small enough that a sum of so many products of them with numbers up to one stays below one.
-    Integers are uniform in [0, bound); a bound of 2 makes a mask, and `ONES` nothing but ones; without a bound (0)
-    bytes have all their values, as quantised ones do, also in 16 bits, and wider integers are small and positive, since
-    programs divide by them. Of a mask at least half are ones, in each row and on the whole: where all is masked,
-    attention no longer depends on queries and keys.
+    Integers are uniform in [0, bound); a bound of 2 makes a mask, `ONES` nothing but ones, and a number below that
+    integers from it to its negative; without a bound (0) bytes have all their values, as quantised ones do, also in 16
+    bits, and wider integers are small and positive, since programs divide by them. Of a mask at least half are ones, in
+    each row and on the whole: where all is masked, attention no longer depends on queries and keys.
 
     TVM's own random fill writes float bits into integers; a gather with such an index reads out of bounds. And
     values decide the speed of some functions: sums over a few hundred products must stay near 1, as they do in
@@ -38,6 +38,8 @@ def random_values(shape: tuple[int, ...], dtype: str, bound: int, seed: int) -> 
         return (spread * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
     if dtype == "bool" or bound == 2:
         return _mask(shape, rng).astype(dtype)
+    if bound < ONES:
+        return rng.integers(bound, -bound, shape, dtype, endpoint=True)
     if dtype in _BYTES and not bound:
         return rng.integers(*_BYTES[dtype], shape, dtype)
     return rng.integers(*((0, bound) if bound else (1, _SMALL)), shape).astype(dtype)

@@ -6,7 +6,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from lib.tir import analysis
+from lib.tir import analysis, small_weights
 from lib.tir.analysis import walk, without_casts
 
 LAYOUT_FREE = "layout_free_buffers"  # the attribute in which TVM has the positions of weights
@@ -23,6 +23,8 @@ def value_bounds(function: tirx.PrimFunc) -> dict[int, int]:
     That of an index is the extent of what it indexes, that of a mask is 2. Where an index is computed from a parameter
     in any other way, only zeros are known to be safe (bound 1). TVM's own random fill is not: it writes float bits.
 
+    Weights that are known to be small (`lib.tir.small_weights`) have the largest magnitude of such as a negative bound.
+
     And for weights of steps, each of which computes from what the one before it did: how many products are summed.
     With weights as large as others have them, roundings would grow from step to step, until nothing could be compared.
     """
@@ -32,7 +34,8 @@ def value_bounds(function: tirx.PrimFunc) -> dict[int, int]:
     if not held:
         return {}
     reached = dict.fromkeys(_reached_by_indices(function, held), 1)
-    return {**dict.fromkeys(masks(function), 2), **reached, **index_bounds(function)}
+    small = dict.fromkeys(small_weights.positions(function), -small_weights.LARGEST)
+    return {**dict.fromkeys(masks(function), 2), **reached, **index_bounds(function), **small}
 
 
 def _weights_of_steps(function: tirx.PrimFunc) -> dict[int, int]:

@@ -48,7 +48,7 @@ from lib.search.spaces.microkernel import Slabs, tile_contraction
 from lib.search.spaces.roles import Roles, contraction_roles
 from lib.search.spaces.space import Space, feasible
 from lib.search.spaces.tiling import Image, Tile
-from lib.tir import analysis
+from lib.tir import analysis, small_weights
 from lib.tir.parameters import weight_positions
 
 _FEW_ROWS = 4  # instructions for matrices would wait for each other
@@ -236,5 +236,6 @@ def instruction(function: tirx.PrimFunc, reduction: SBlock, roles: Roles, machin
     if not (is_free or analysis.is_packed(weight)) or analysis.stride(data.indices[-1:], [1], channel.var) != 1:
         return None
     types = str(data.source.dtype), str(weight.source.dtype), str(analysis.stored(reduction).buffer.dtype)
-    fitting = (dot for dot in machine.dots if (dot.data, dot.weights, dot.sums) == types)
+    of_small = [machine.for_small] if machine.for_small and small_weights.MARK in reduction.annotations else []
+    fitting = (dot for dot in (*machine.dots, *of_small) if (dot.data, dot.weights, dot.sums) == types)
     return next((dot for dot in fitting if int(channel.dom.extent) % dot.depth == 0), None)

@@ -4,7 +4,7 @@ import pytest
 from tvm.target import Target
 
 from lib.machine import targets
-from lib.machine.dots import INT8, INT16
+from lib.machine.dots import INT7, INT8, INT16
 from lib.machine.registers import Registers, narrowed, registers
 
 
@@ -16,17 +16,23 @@ def x86(**parts):
     ("parts", "expected"),
     [
         ({"mcpu": "skylake-avx512"}, Registers(32, 16)),
-        ({"mcpu": "haswell"}, Registers(16, 8, (INT16,), spreads=False)),
+        ({"mcpu": "haswell"}, Registers(16, 8, (INT16,), spreads=False, for_small=INT7)),
         ({"mcpu": "sandybridge"}, Registers(16, 8, spreads=False)),
         ({"mcpu": "x86-64"}, Registers(16, 4, spreads=False)),
-        ({"mcpu": "x86-64", "mattr": ["+avx2"]}, Registers(16, 8, (INT16,), spreads=False)),
-        ({"mcpu": "skylake-avx512", "mattr": ["-avx512f"]}, Registers(16, 8, (INT16,), spreads=False)),
+        ({"mcpu": "x86-64", "mattr": ["+avx2"]}, Registers(16, 8, (INT16,), spreads=False, for_small=INT7)),
+        ({"mcpu": "skylake-avx512", "mattr": ["-avx512f"]}, Registers(16, 8, (INT16,), spreads=False, for_small=INT7)),
         ({"mcpu": "skylake-avx512", "vector-width": 256}, Registers(32, 8)),
-        ({"mcpu": "haswell", "vector-width": 128}, Registers(16, 4, (INT16,), spreads=False)),
+        ({"mcpu": "haswell", "vector-width": 128}, Registers(16, 4, (INT16,), spreads=False, for_small=INT7)),
     ],
 )
 def test_registers_are_those_that_the_compiler_may_use(parts, expected):
     assert registers(x86(**parts)) == expected
+
+
+def test_small_weights_have_an_instruction_of_their_own_where_none_is_for_all_bytes():
+    assert registers(x86(mcpu="alderlake")).for_small is None
+    assert registers(x86(mcpu="haswell")).fastest("int8") == INT7
+    assert registers(x86(mcpu="alderlake")).fastest("int8") == INT8
 
 
 def test_an_arm_cpu_has_neons():
@@ -63,8 +69,8 @@ def test_the_name_of_a_target_and_its_tiles_have_one_vector_width(width):
     assert registers(target.tvm()).lanes == width // 32
 
 
-@pytest.mark.parametrize(("dot", "left"), [(INT16, 15), (INT8, 16), (None, 16)])
-def test_products_that_another_instruction_adds_take_a_register_and_the_time_in_which_numbers_are_loaded(dot, left):
+@pytest.mark.parametrize(("dot", "left"), [(INT16, 15), (INT7, 14), (INT8, 16), (None, 16)])
+def test_products_that_another_instruction_adds_take_registers_and_the_time_in_which_numbers_are_loaded(dot, left):
     assert Registers(16, 8, spreads=False).beside(dot) == Registers(left, 8, spreads=left < 16)
 
 

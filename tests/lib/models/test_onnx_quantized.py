@@ -271,6 +271,32 @@ def test_with_an_instruction_for_pairs_they_are_of_these_and_compute_the_same(tm
     assert not any(kernel.endswith("_int8") for kernel in kernels)
 
 
+@pytest.mark.parametrize("name", ["conv", "strides", "one scale", "concatenation", "product"])
+def test_of_seven_bits_they_stay_bytes_where_pairs_are_multiplied_and_compute_the_same(tmp_path, cpu, name):
+    nodes, shape, weights, operators = CASES[name]
+    halved = {each: (values // 2 if values.dtype == np.int8 and values.ndim > 1 else values)
+              for each, values in weights.items()}  # fmt: skip
+    path, x = file(tmp_path / "q.onnx", nodes, shape, halved), image(shape)
+    [expected], _ = found_in(path, x, cpu)
+
+    [found], kernels = found_in(path, x, cpu, IN_PAIRS)
+
+    np.testing.assert_array_equal(found, expected)
+    assert operators <= kernels
+    assert not any(kernel.endswith("_int16") for kernel in kernels)
+
+
+def test_one_pair_of_weights_that_is_too_large_makes_pairs_of_a_layer(tmp_path, cpu):
+    nodes, shape, weights, operators = CASES["strides"]
+    kernel = KERNEL // 2
+    kernel[3, 2:4, 1, 1] = 64, 65
+    path = file(tmp_path / "q.onnx", nodes, shape, {**weights, "w": kernel})
+
+    _, kernels = found_in(path, image(shape), cpu, IN_PAIRS)
+
+    assert in_pairs(operators) <= kernels
+
+
 def test_bytes_that_all_readers_widen_are_stored_so_by_who_makes_them(tmp_path):
     """As around a residual block, whose sum reads floats of what its convolution reads pairs of."""
     nodes = [

@@ -13,10 +13,10 @@ from tvm.sym import Analyzer
 from tvm.target import Target
 
 from lib.machine import targets
-from lib.machine.dots import ARM_SIGNED, BF16, INT8, INT16
+from lib.machine.dots import ARM_SIGNED, BF16, INT7, INT8, INT16
 from lib.machine.registers import registers
 from lib.search import evolution
-from lib.tir import analysis, dot, lowering, prefetch, traces
+from lib.tir import analysis, dot, lowering, prefetch, small_weights, traces
 from lib.tir.outline import outline
 from lib.tir.workload import as_workload
 from tests.helpers import packed, run_on
@@ -243,6 +243,38 @@ def test_products_of_pairs_are_numpys_to_the_last_bit(shape, has_it):
         program = traces.program(workload, trace, old)
         np.testing.assert_array_equal(run_on(program, old, [x, w], np.zeros(expected.shape, np.int32)), expected)
         assert bool(instructions(packed(workload, trace, old), old, INT16.name)) == has_it
+
+
+@needs_avx2
+@pytest.mark.parametrize(
+    ("shape", "has_it"),
+    [((13, 48, 32), True), ((16, 24, 12), True), ((8, 12, 8), True), ((13, 48, 6), False)],
+    ids=["a prime number of rows", "few words", "vectors of half the width", "no words"],
+)
+def test_products_with_small_weights_are_numpys_to_the_last_bit(shape, has_it):
+    (rows, columns, depth), old = shape, Target({**WITHOUT, "mcpu": "haswell"})
+    plain, rng = product(rows, columns, depth, INT7), np.random.default_rng(0)
+    workload = tvm.IRModule({"main": small_weights.marked(plain["main"])})
+    x = rng.choice([0, 1, 254, 255], (rows, depth)).astype(np.uint8)  # the largest sums that there are
+    w = rng.choice([-64, -63, 63, 64], (depth, columns)).astype(np.int8)
+    expected = x.astype(np.int32) @ w.astype(np.int32)
+
+    for trace in programs(workload, old, 4):
+        program = traces.program(workload, trace, old)
+        np.testing.assert_array_equal(run_on(program, old, [x, w], np.zeros(expected.shape, np.int32)), expected)
+        assert bool(instructions(packed(workload, trace, old), old, INT7.name)) == has_it
+
+
+@needs_avx2
+def test_products_whose_weights_nobody_knows_have_no_sums_of_16_bits():
+    workload, old, rng = product(8, 32, 16, INT7), Target({**WITHOUT, "mcpu": "haswell"}), np.random.default_rng(0)
+    x, w = np.full((8, 16), 255, np.uint8), rng.choice([-128, 127], (16, 32)).astype(np.int8)
+
+    for trace in programs(workload, old, 3):
+        program = traces.program(workload, trace, old)
+        assert not instructions(program, old, INT7.name)
+        found = run_on(program, old, [x, w], np.zeros((8, 32), np.int32))
+        np.testing.assert_array_equal(found, x.astype(np.int32) @ w.astype(np.int32))
 
 
 def test_tiles_of_pairs_leave_a_register_to_what_is_added():

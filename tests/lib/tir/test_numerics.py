@@ -25,6 +25,12 @@ def test_integers_stay_below_their_bound(dtype):
     assert (values.dtype, values.min(), values.max()) == (np.dtype(dtype), 0, 6)
 
 
+def test_integers_with_a_negative_bound_are_from_it_to_its_negative():
+    values = random_values((10_000,), "int8", -64, seed=0)
+
+    assert (values.dtype, values.min(), values.max()) == (np.int8, -64, 64)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_integers_without_a_known_bound_are_small_and_positive(dtype):
     values = random_values((1000,), dtype, 0, seed=0)
