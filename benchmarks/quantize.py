@@ -34,11 +34,12 @@ def main() -> None:
     """Quantise one file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--onnx", type=Path, required=True)
+    parser.add_argument("--bits", type=int, choices=(7, 8), default=8, help="of weights")
     parser.add_argument("--out", type=Path, required=True, help="folder")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         samples = random_samples(given.onnx, Path(work) / "samples.npz")
-        print(onnx_quantization.quantized(given.onnx, samples, given.out))
+        print(onnx_quantization.quantized(given.onnx, samples, given.out, given.bits))
 
 
 if __name__ == "__main__":

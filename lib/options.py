@@ -14,6 +14,7 @@ from lib.contracts.files import ModelFiles, RunFiles
 from lib.contracts.schemas import FAMILIES, SUBGRAPHS
 from lib.graph.algorithms import IN_INT8, AlgorithmConfig
 from lib.machine import linking, targets
+from lib.machine.registers import registers
 from lib.measure import devices, factory
 from lib.measure.devices import Devices
 from lib.measure.onnx_peer import Original
@@ -164,7 +165,13 @@ class Options:
             )
         if not samples.exists():
             raise ConfigError(f"--calibration {samples}: there is no such file or folder.")
-        return onnx_quantization.quantized(file, samples, self.artifacts / "quantized")
+        return onnx_quantization.quantized(file, samples, self.artifacts / "quantized", self._weight_bits)
+
+    @property
+    def _weight_bits(self) -> int:
+        """Of weights that are quantised here: as many as the target multiplies fast."""
+        target = self.compile_target
+        return 7 if isinstance(target, targets.CpuTarget) and registers(target.tvm()).for_small else 8
 
     @cached_property
     def range(self) -> Range | None:

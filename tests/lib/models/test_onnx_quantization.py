@@ -6,6 +6,7 @@ import pytest
 
 from lib.contracts.errors import ConfigError
 from lib.models import onnx_quantization
+from lib.tir import small_weights
 from tests.helpers import small_network
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -36,6 +37,17 @@ def test_a_quantised_file_computes_nearly_the_same_with_bytes_in_its_products(ne
     assert np.abs(outputs(made, x) - outputs(network, x)).max() < 0.05
     weights = {tensor.data_type for tensor in onnx.load(made).graph.initializer}
     assert onnx.TensorProto.INT8 in weights
+
+
+@pytest.mark.parametrize(("bits", "largest"), [(8, 127), (7, 64)])
+def test_weights_have_as_many_bits_as_are_asked_for(network, tmp_path, bits, largest):
+    made = onnx_quantization.quantized(network, samples(tmp_path / "samples.npz"), tmp_path / "out", bits)
+
+    weights = [onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(made).graph.initializer
+               if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) > 1]  # fmt: skip
+    assert {int(np.abs(weight.astype(np.int16)).max()) for weight in weights} == {largest}
+    assert [small_weights.are_small(weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight)
+            for weight in weights] == [bits == 7] * len(weights)  # fmt: skip
 
 
 def test_it_is_made_once_for_the_same_samples_and_anew_for_others(network, tmp_path):
