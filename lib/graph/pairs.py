@@ -35,19 +35,19 @@ def in_pairs(model: Model, lanes: int) -> Model:
     Args:
         lanes: Of the machine's vectors.
     """
-    small = {name for name, values in model.weights.items() if _is_small(values)}
+    small = {name: words for name, values in model.weights.items() if (words := _words_together(values))}
     found = reweight.replaced(model, [partial(_of_small, small), _of_pairs, precision.of_floats])
     found = packing.pack(found, INT16, lanes, (INT8.data, INT8.weights))
     found = rewritten(found, [precision.activations_in_floats])
     if found is model:
         return model
     module = _stored_wide(transform.DeadCodeElimination()(found.module))
-    kept = {name for name in small if found.weights[name].dtype == np.int8}
+    kept = {name: words for name, words in small.items() if found.weights[name].dtype == np.int8}
     return Model(noted(module, kept) if kept else module, found.weights)
 
 
-def _is_small(values: np.ndarray) -> bool:
-    return values.dtype == np.int8 and values.ndim > 1 and small_weights.are_small(values)
+def _words_together(values: np.ndarray) -> int:
+    return small_weights.words_together(values) if values.dtype == np.int8 and values.ndim > 1 else 0
 
 
 def _of_small(names: Collection[str], call: relax.Call) -> Replacement | None:

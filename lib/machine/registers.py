@@ -26,10 +26,12 @@ class Registers:
         """The one that does to each row what an instruction of vectors does, if there is one."""
         return next((matrix for matrix in self.matrices if matrix.dot == dot), None)
 
-    def beside(self, dot: Dot | None) -> "Registers":
-        """With the registers that an instruction leaves: one that does not add products itself needs some for these,
-        and with others to add them, numbers are loaded in the meantime."""
-        return self if dot is None or dot.adds else replace(self, count=self.count - dot.holds, spreads=True)
+    def beside(self, dot: Dot | None, words: int = 1) -> "Registers":
+        """With the registers that an instruction leaves: one that does not add products itself needs some for these, as
+        many more as words are added together, and with others to add them, numbers are loaded in the meantime."""
+        if dot is None or dot.adds:
+            return self
+        return replace(self, count=self.count - dot.holds - words + 1, spreads=True)
 
     def fastest(self, weights: str) -> Dot | Matrix | None:
         """The instruction that multiplies most elements of a type, if there is one."""

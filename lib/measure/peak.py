@@ -1,13 +1,15 @@
 """What a CPU can do at most: a program of nothing but one instruction on registers, timed like any candidate."""
 
+from textwrap import indent
+
 import tvm
 
-from lib.machine.dots import Dot, Matrix
+from lib.machine.dots import INT7, Dot, Matrix
 from lib.machine.registers import registers
 from lib.machine.targets import AnyTarget, CpuTarget
 from lib.measure.runner import Pool
 from lib.tir import matrix
-from lib.tir.dot import MARK
+from lib.tir.dot import MARK, TOGETHER
 from lib.tir.traces import EMPTY_TRACE
 
 _STEPS = 1 << 16  # a fifth of a millisecond: what starting the threads takes does not show
@@ -64,6 +66,10 @@ _DOTS = {
 }
 
 
+# Around the loop over lanes, where words are added together.
+_TOGETHER = """\
+                    for both in T.serial({together}, annotations={{"{mark}": 1}}):
+"""
 # A tile of as many sums as there are registers for.
 _OF_MATRICES = """
 @T.prim_func(s_tir=True)
@@ -119,7 +125,8 @@ def loop(target: tvm.target.Target, threads: int, instruction: Dot | Matrix | No
     machine = registers(target)
     sums, lanes = machine.count * 3 // 4, machine.lanes
     program = tvm.IRModule({"main": tvm.script.from_source(source(threads, lanes, sums, _STEPS, instruction))})
-    return program, 2 * (instruction.depth if instruction else 1) * threads * sums * lanes * _STEPS
+    products = instruction.depth * _words_together(instruction) if instruction else 1
+    return program, 2 * products * threads * sums * lanes * _STEPS
 
 
 def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = None) -> str:
@@ -131,16 +138,26 @@ def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = No
         sizes |= {"depth": dot.depth, "data": dot.data, "weights": dot.weights, "name": dot.name, "mark": MARK,
                   "kind": dot.sums} | _operands(sums, dot)  # fmt: skip
     filled = {name: part.format(**sizes).strip("\n") for name, part in parts.items()}
+    if dot and (together := _words_together(dot)) > 1:
+        filled["step"] = _TOGETHER.format(together=together, mark=TOGETHER) + indent(filled["step"], "    ")
     return _SOURCE.format(**sizes, **filled)
+
+
+def _words_together(dot: Dot) -> int:
+    """How many words are added together, at most: see `lib.tir.small_weights`."""
+    return 2 if dot == INT7 else 1
 
 
 def _operands(sums: int, dot: Dot) -> dict[str, object]:
     """How many words of data and vectors of weights there are, and which a sum takes in a step."""
     if dot.adds:
         return {"words": 1, "word": 0, "vectors": 1, "vector": 0}
+    words, vectors, together = f"step % {_WORDS} + n % {_BY_VECTOR}", f"n // {_BY_VECTOR}", _words_together(dot)
+    if together > 1:
+        words, vectors = f"{words} + {_BY_VECTOR} * both", f"{vectors} * {together} + both"
     return {
-        "words": _WORDS + _BY_VECTOR, "word": f"step % {_WORDS} + n % {_BY_VECTOR}",
-        "vectors": -(-sums // _BY_VECTOR), "vector": f"n // {_BY_VECTOR}",
+        "words": _WORDS + together * _BY_VECTOR, "word": words,
+        "vectors": -(-sums // _BY_VECTOR) * together, "vector": vectors,
     }  # fmt: skip
 
 

@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from lib.contracts import digests, tables
 from lib.contracts.errors import ConfigError, ModelError
+from lib.tir import small_weights
 
+_BYTE, _WORDS = 8, 2
+_MOST, _WIDER = 64, 1.02  # of seven bits; by how much a scale grows at a time
 _OPSET = 13  # the first with scales along an axis
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
 # Beside convolutions: what would else have to go back to floats between them.
@@ -25,7 +29,8 @@ def quantized(file: Path, calibration: Path, folder: Path, bits: int = 8) -> Pat
     """The quantised file, in a folder; made if it is not there of the same file and samples.
 
     Args:
-        bits: Of weights: 8; or 7, which CPUs with AVX2 alone multiply faster (`lib.tir.small_weights`).
+        bits: Of weights: 8; or 7, which CPUs with AVX2 alone multiply faster (`lib.tir.small_weights`), with scales for
+            which the products of two words may be added in 16 bits.
         calibration: A folder of `.npz` files, each with a sample: an array for each input, by its name. Or one such
             file, whose arrays have all samples along an axis before the others.
 
@@ -74,12 +79,50 @@ def _quantize(file: Path, work: Path, ort: Any, samples: list[dict[str, np.ndarr
     weights = {tensor.name for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul"]
     has_images = any(node.op_type == "Conv" for node in graph.node)
+    overrides = {} if bits == _BYTE else _with_room(graph)
     ort.quantize_static(
         str(prepared), str(work / "quantized.onnx"), _Reader(samples), quant_format=ort.QuantFormat.QDQ,
-        per_channel=True, reduce_range=bits < 8, activation_type=ort.QuantType.QUInt8, weight_type=ort.QuantType.QInt8,
+        per_channel=True, activation_type=ort.QuantType.QUInt8, weight_type=ort.QuantType.QInt8,
+        reduce_range=bits < _BYTE,
         op_types_to_quantize=[*_PRODUCTS, *(_BETWEEN if has_images else ())],
         nodes_to_exclude=[node.name for node in products if node.input[1] not in weights],
+        extra_options={"TensorQuantOverrides": overrides},
     )  # fmt: skip
+
+
+def _with_room(graph: onnx.GraphProto) -> dict[str, list[dict[str, Any]]]:
+    """The ranges of weights, by name and output channel, so wide that quantised to seven bits two words of them are
+    added together; without those that have that room as they are, and without kernels that are Winograd's."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    found = {}
+    for node in graph.node:
+        if node.op_type in _PRODUCTS and node.input[1] in weights and not _is_winograds(node):
+            axis, by_columns = _by_columns(node, numpy_helper.to_array(weights[node.input[1]]))
+            ends = [_end_with_room(by_columns[..., n : n + 1]) for n in range(by_columns.shape[-1])]
+            found[node.input[1]] = [{"axis": axis, "rmin": np.float32(-end), "rmax": np.float32(end)} for end in ends]
+    return found
+
+
+def _is_winograds(node: onnx.NodeProto) -> bool:
+    """Whether a convolution has a window without strides: its products are others (`lib.graph.winograd`)."""
+    attributes = {each.name: list(each.ints) for each in node.attribute}
+    return max(attributes.get("kernel_shape", [1])) > 1 and max(attributes.get("strides", [1])) == 1
+
+
+def _by_columns(node: onnx.NodeProto, weight: np.ndarray) -> tuple[int, np.ndarray]:
+    """The axis of a weight's output channels, and the weight with these last, after the input channels."""
+    if node.op_type == "Conv":
+        return 0, np.moveaxis(weight, (1, 0), (-2, -1))
+    is_turned = any(each.name == "transB" and each.i for each in node.attribute)
+    return (0, weight.T) if is_turned else (weight.ndim - 1, weight)
+
+
+def _end_with_room(column: np.ndarray) -> float:
+    """The largest magnitude that a column's scale is made for; its own, or as much more as it takes."""
+    end = float(np.abs(column).max()) or 1.0
+    while small_weights.words_together(np.rint(column / end * _MOST).astype(np.int8)) < _WORDS:
+        end *= _WIDER
+    return end
 
 
 class _Reader:

@@ -22,6 +22,7 @@ from lib.machine.registers import registers
 from lib.tir import analysis
 
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
+TOGETHER = "words_together"  # annotation of the loop around it, over words that are added to one another first
 
 _WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), INT16: (4, 8), INT7: (4, 8),
            ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes  # fmt: skip
@@ -54,6 +55,19 @@ define <{n} x i32> @{name}_{n}(<{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w) alw
   ret <{n} x i32> %r
 }}
 """
+# Of two words, the sums of 16 bits together.
+_OF_TWO_WORDS = """
+define <{n} x i32> @{name}_{n}_twice(
+    <{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w, <{m} x i8> %y, <{m} x i8> %v) alwaysinline nounwind {{
+  %all = call {{ <{n} x i32>, <{n} x i32>, <{n} x i32> }} asm
+      "{name} $5, $4, $1\\0A{name} $7, $6, $2\\0Avpaddw $2, $1, $1\\0Avpmaddwd $8, $1, $1\\0Avpaddd $1, $0, $0",
+      "=x,=&x,=&x,0,x,x,x,x,x"(
+      <{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w, <{m} x i8> %y, <{m} x i8> %v, <{half} x i16> splat (i16 1))
+  %r = extractvalue {{ <{n} x i32>, <{n} x i32>, <{n} x i32> }} %all, 0
+  ret <{n} x i32> %r
+}}
+"""
+_TWO = 2
 
 
 def _is_wrapped(dot: Dot) -> bool:
@@ -63,7 +77,7 @@ def _is_wrapped(dot: Dot) -> bool:
 
 def _wrapper(dot: Dot, lanes: int) -> str:
     if not dot.adds:
-        text = _OF_SMALL if dot == INT7 else _IN_ORDER
+        text = _OF_SMALL + _OF_TWO_WORDS if dot == INT7 else _IN_ORDER
         return text.format(n=lanes, m=dot.depth * lanes, half=2 * lanes, name=dot.name)
     x86, arm = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", f"llvm.aarch64.neon.bfdot.v{lanes}f32.v{2 * lanes}bf16"
     return _WRAPPER.format(n=lanes, m=2 * lanes, name=dot.name, intrinsic=x86 if dot == BF16 else arm)
@@ -82,6 +96,8 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     wrapped: set[tuple[Dot, int]] = set()
 
     def with_instruction(loop: tirx.For) -> Any:
+        if TOGETHER in loop.annotations:
+            return _together(loop)
         if MARK not in loop.annotations:
             return loop
         found = _instruction(loop) if named(str(loop.annotations[MARK])) in there else None
@@ -97,6 +113,28 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
         text = tvm.ir.StringImm(_wrapper(dot, lanes))
         body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body)
     return function.with_body(body)
+
+
+def _together(loop: tirx.For) -> tirx.Stmt:
+    """One call for the words of a loop, in which there is one for each by now; the loop without its mark if the
+    instruction does not fit it."""
+    calls = [store for store in analysis.walk(loop.body, tirx.BufferStore) if _is_of_small(store.value)]
+    if len(calls) != 1 or int(loop.extent) != _TWO:
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body)
+    [store] = calls
+    name, sums, *operands = store.value.args
+    words = [analysis.replaced(each, {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, n)})
+             for n in range(_TWO) for each in operands]  # fmt: skip
+    kind = str(store.value.ty.dtype)
+    value = tirx.call_pure_extern(kind, f"{name.value}_twice", sums, *words)
+    both = tirx.BufferStore(store.buffer, value, store.indices)
+    return tvm_ffi.structural_map(loop.body, (tirx.BufferStore, lambda each: both if each.same_as(store) else each))
+
+
+def _is_of_small(value: Any) -> bool:
+    """Whether it is a call that adds products with small weights."""
+    name = value.args[0] if isinstance(value, tvm.ir.Call) and value.args else None
+    return isinstance(name, tvm.ir.StringImm) and str(name.value).startswith(f"{INT7.name}_")
 
 
 def _instruction(loop: tirx.For) -> tirx.Stmt | None:

@@ -34,7 +34,7 @@ def value_bounds(function: tirx.PrimFunc) -> dict[int, int]:
     if not held:
         return {}
     reached = dict.fromkeys(_reached_by_indices(function, held), 1)
-    small = dict.fromkeys(small_weights.positions(function), -small_weights.LARGEST)
+    small = {n: -largest for n, largest in small_weights.bounds(function).items()}
     return {**dict.fromkeys(masks(function), 2), **reached, **index_bounds(function), **small}
 
 

@@ -41,7 +41,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from lib.machine.dots import BF16, Dot
+from lib.machine.dots import BF16, INT7, Dot
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import tiling
 from lib.search.spaces.microkernel import Slabs, tile_contraction
@@ -168,7 +168,8 @@ def _tiles(
     columns = extents[roles.columns] // roles.groups
     may_remain, row_bytes = remainders and roles.groups == 1, _row_bytes(reduction, roles)
     dot = instruction(function, reduction, roles, machine)
-    left = machine.beside(dot)
+    words = _words_together(reduction, roles, dot)
+    left = machine.beside(dot, words)
     found = tiling.tiles(extents[roles.rows[-1]], columns, left, remainders=may_remain, row_bytes=row_bytes)
     if dot is None:
         if tiles := _spread(extents, roles, machine) or found:
@@ -177,7 +178,14 @@ def _tiles(
     matrices = [] if extents[roles.rows[-1]] < _FEW_ROWS else _of_matrices(reduction, roles, machine, dot)
     if not matrices and dot == BF16 and (spread := _spread(extents, roles, machine)):
         return [replace(tile, dot=dot, steps=tile.steps // dot.depth) for tile in spread]
-    return matrices or [replace(tile, dot=dot) for tile in found if columns % tile.lanes == 0]
+    return matrices or [replace(tile, dot=dot, words=words) for tile in found if columns % tile.lanes == 0]
+
+
+def _words_together(reduction: SBlock, roles: Roles, dot: Dot | None) -> int:
+    """How many words of small weights are added together before they are to the sums; 1 of others."""
+    most = int(reduction.annotations.get(small_weights.MARK, 1)) if dot == INT7 else 1
+    channels = int(reduction.iter_vars[roles.reduction[-1]].dom.extent)
+    return most if dot and channels % (most * dot.depth) == 0 else 1
 
 
 def _spread(extents: Sequence[int], roles: Roles, machine: Registers) -> list[Tile]:

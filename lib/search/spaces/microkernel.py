@@ -171,6 +171,7 @@ class _Split:
     in_tile: list[LoopRV]  # lines if there are several, rows
     vector: LoopRV
     lane: LoopRV
+    words: list[LoopRV]  # that are added together, if several
     products: list[LoopRV]  # that one instruction adds, if several
     has_remainders: bool
     of_matrices: bool
@@ -181,21 +182,22 @@ class _Split:
         Args:
             window: Loops of the reduction beside K.
         """
-        if (
-            self.of_matrices
-        ):  # weights are packed in the order of the loops: so it is one order for any number of vectors
+        if self.of_matrices:  # weights are packed in the order of loops: so it is one for any number of vectors
             return [self.vector, *window, self.k, self.step, *self.in_tile, self.lane, *self.products]
-        return [self.k, *window, self.step, *self.in_tile, self.vector, self.lane, *self.products]
+        return [self.k, *window, self.step, *self.in_tile, self.vector, *self.words, self.lane, *self.products]
 
 
 def _split(schedule: Schedule, row: LoopRV, column: LoopRV, k: LoopRV, tile: Tile) -> _Split:
     n_rows, n_columns = (primitives.extent_of(schedule, loop) for loop in (row, column))
     rows, in_tile = schedule.split(row, [None, primitives.sampled_choice(schedule, tile.rows)])
     columns, vector, lane = schedule.split(column, [None, tile.vectors, tile.lanes])
-    k_outer, k_inner, *depth = _split_k(schedule, k, tile)
+    k_outer, k_inner, *products = _split_k(schedule, k, tile)
+    words = [products.pop(0)] if tile.words > 1 else []
     has_remainders = bool(n_columns % (tile.vectors * tile.lanes)) or any(n_rows % r for r in tile.rows)
     of_matrices = tile.matrix is not None
-    return _Split(rows, columns, k_outer, k_inner, [in_tile], vector, lane, depth, has_remainders, of_matrices)
+    return _Split(
+        rows, columns, k_outer, k_inner, [in_tile], vector, lane, words, products, has_remainders, of_matrices
+    )
 
 
 def _with_lines(schedule: Schedule, lines: LoopRV, split: _Split, tile: Tile) -> tuple[LoopRV, _Split]:
@@ -215,6 +217,8 @@ def _fill(schedule: Schedule, block: SBlockRV, results: SBlockRV, split: _Split,
         schedule.annotate(split.step, matrix.MARK, tile.matrix.name)
     for loop in (*([] if tile.matrix else [split.step]), *split.in_tile, split.vector, *split.products):
         schedule.unroll(loop)
+    for loop in split.words:
+        schedule.annotate(loop, dot.TOGETHER, 1)
     if tile.dot:
         schedule.annotate(split.lane, dot.MARK, tile.dot.name)
     else:
@@ -224,11 +228,11 @@ def _fill(schedule: Schedule, block: SBlockRV, results: SBlockRV, split: _Split,
 
 
 def _split_k(schedule: Schedule, k: LoopRV, tile: Tile) -> list[LoopRV]:
-    """The K loop as blocks, steps (unrolled, or those of a product of matrices), and the products that one instruction
-    adds to a lane, if these are several."""
+    """The K loop as blocks, steps (unrolled, or those of a product of matrices), words that are added together, if
+    these are several, and the products that one instruction adds to a lane."""
     products = []
     if tile.dot:
-        k, *products = schedule.split(k, [None, tile.dot.depth])
+        k, *products = schedule.split(k, [None, *([tile.words] if tile.words > 1 else []), tile.dot.depth])
     steps = tile.steps or _sampled_unrolling(schedule, primitives.extent_of(schedule, k))
     return [*schedule.split(k, [None, steps]), *products]
 

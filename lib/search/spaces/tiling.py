@@ -25,6 +25,7 @@ class Tile:
     matrix: Matrix | None = None  # one for the whole tile, which multiplies like `dot`
     steps: int = 0  # of the reduction that it takes at once
     lines: int = 1  # of rows, whole ones if there are several
+    words: int = 1  # of as many products as `dot` adds, whose sums are added to one another first
     spread: bool = False  # a vector has the columns of several groups, and an element of the data for each of these
 
 

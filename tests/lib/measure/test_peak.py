@@ -4,7 +4,7 @@ import tvm
 from tvm.target import Target
 
 from lib.machine import targets
-from lib.machine.dots import AMX_BF16, BF16, INT8, INT16
+from lib.machine.dots import AMX_BF16, BF16, INT7, INT8, INT16
 from lib.measure import peak
 from lib.tir import lowering
 from tests.lib.tir import test_matrix
@@ -99,3 +99,25 @@ def test_matrices_compute_what_they_count_by_their_instruction(cpu):
     turns = flop // (2 * 2 * 32 * 32 * 32)
     np.testing.assert_allclose(y.numpy(), turns * once, rtol=1e-3)  # of sums of thousands of terms
     assert "tdpbf16ps" in library.inspect_source("s")
+
+
+@needs_avx2
+def test_bytes_with_small_weights_compute_what_they_count_two_words_at_a_time():
+    haswell = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2})
+    source = peak.source(threads=2, lanes=8, sums=6, steps=70, dot=INT7)
+    library = lowering.build(tvm.IRModule({"main": tvm.script.from_source(source)}), haswell)
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(0, 256, (2, 72, 4)).astype(np.uint8), rng.integers(-32, 33, (2, 4, 8, 4)).astype(np.int8)
+    y = tvm.runtime.tensor(np.zeros((2, 6, 8), np.int32))
+
+    library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), y)
+
+    wide, weights = x.astype(np.int32), w.astype(np.int32)
+    expected = np.zeros((2, 6, 8), np.int32)
+    for step in range(70):
+        for n in range(6):
+            for word in range(2):
+                data = wide[:, step % 64 + n % 4 + 4 * word]
+                expected[:, n] += np.einsum("tk,tlk->tl", data, weights[:, n // 4 * 2 + word])
+    np.testing.assert_array_equal(y.numpy(), expected)
+    assert "vpaddw" in library.inspect_source("s")

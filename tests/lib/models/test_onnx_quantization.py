@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from lib.contracts.errors import ConfigError
 from lib.models import onnx_quantization
@@ -39,15 +40,25 @@ def test_a_quantised_file_computes_nearly_the_same_with_bytes_in_its_products(ne
     assert onnx.TensorProto.INT8 in weights
 
 
-@pytest.mark.parametrize(("bits", "largest"), [(8, 127), (7, 64)])
-def test_weights_have_as_many_bits_as_are_asked_for(network, tmp_path, bits, largest):
+@pytest.mark.parametrize(("bits", "words"), [(8, 0), (7, 2)])
+def test_weights_of_seven_bits_have_room_for_sums_of_two_words(network, tmp_path, bits, words):
     made = onnx_quantization.quantized(network, samples(tmp_path / "samples.npz"), tmp_path / "out", bits)
 
-    weights = [onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(made).graph.initializer
+    weights = [numpy_helper.to_array(tensor) for tensor in onnx.load(made).graph.initializer
                if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) > 1]  # fmt: skip
-    assert {int(np.abs(weight.astype(np.int16)).max()) for weight in weights} == {largest}
-    assert [small_weights.are_small(weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight)
-            for weight in weights] == [bits == 7] * len(weights)  # fmt: skip
+    by_columns = [weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight for weight in weights]
+    assert [small_weights.words_together(weight) for weight in by_columns] == [words, words]
+    assert max(np.abs(weight.astype(np.int16)).max() for weight in weights) == (127 if bits == 8 else 64)
+
+
+def test_a_scale_grows_no_more_than_a_column_takes():
+    column = np.zeros((16, 1), np.float32)
+    column[:4] = 1.0  # of four in two words, two in each sum
+
+    assert onnx_quantization._end_with_room(column) == 1.0
+    column[:8] = 1.0  # four in each sum: twice the scale
+    assert onnx_quantization._end_with_room(column) == pytest.approx(2.0, rel=0.02)
+    assert onnx_quantization._end_with_room(np.zeros((8, 1), np.float32)) == 1.0
 
 
 def test_it_is_made_once_for_the_same_samples_and_anew_for_others(network, tmp_path):

@@ -271,12 +271,13 @@ def test_with_an_instruction_for_pairs_they_are_of_these_and_compute_the_same(tm
     assert not any(kernel.endswith("_int8") for kernel in kernels)
 
 
+@pytest.mark.parametrize("share", [2, 4])
 @pytest.mark.parametrize("name", ["conv", "strides", "one scale", "concatenation", "product"])
-def test_of_seven_bits_they_stay_bytes_where_pairs_are_multiplied_and_compute_the_same(tmp_path, cpu, name):
+def test_of_seven_bits_they_stay_bytes_where_pairs_are_multiplied_and_compute_the_same(tmp_path, cpu, name, share):
     nodes, shape, weights, operators = CASES[name]
-    halved = {each: (values // 2 if values.dtype == np.int8 and values.ndim > 1 else values)
+    smaller = {each: (values // share if values.dtype == np.int8 and values.ndim > 1 else values)
               for each, values in weights.items()}  # fmt: skip
-    path, x = file(tmp_path / "q.onnx", nodes, shape, halved), image(shape)
+    path, x = file(tmp_path / "q.onnx", nodes, shape, smaller), image(shape)
     [expected], _ = found_in(path, x, cpu)
 
     [found], kernels = found_in(path, x, cpu, IN_PAIRS)

@@ -246,23 +246,28 @@ def test_products_of_pairs_are_numpys_to_the_last_bit(shape, has_it):
 
 
 @needs_avx2
+@pytest.mark.parametrize("words", [1, 2])
 @pytest.mark.parametrize(
-    ("shape", "has_it"),
-    [((13, 48, 32), True), ((16, 24, 12), True), ((8, 12, 8), True), ((13, 48, 6), False)],
-    ids=["a prime number of rows", "few words", "vectors of half the width", "no words"],
+    ("shape", "at_once"),
+    [((13, 48, 32), 2), ((16, 24, 12), 1), ((8, 12, 8), 2), ((13, 48, 6), 0)],
+    ids=["a prime number of rows", "an odd number of words", "vectors of half the width", "no words"],
 )
-def test_products_with_small_weights_are_numpys_to_the_last_bit(shape, has_it):
+def test_products_with_small_weights_are_numpys_to_the_last_bit(shape, at_once, words):
     (rows, columns, depth), old = shape, Target({**WITHOUT, "mcpu": "haswell"})
     plain, rng = product(rows, columns, depth, INT7), np.random.default_rng(0)
-    workload = tvm.IRModule({"main": small_weights.marked(plain["main"])})
+    workload = tvm.IRModule({"main": small_weights.marked(plain["main"], words)})
     x = rng.choice([0, 1, 254, 255], (rows, depth)).astype(np.uint8)  # the largest sums that there are
-    w = rng.choice([-64, -63, 63, 64], (depth, columns)).astype(np.int8)
+    largest = small_weights.largest(words)
+    w = rng.choice([-largest, 1 - largest, largest - 1, largest], (depth, columns)).astype(np.int8)
+    w[:, 0], w[:, 1], x[0] = largest, -largest, 255
     expected = x.astype(np.int32) @ w.astype(np.int32)
 
     for trace in programs(workload, old, 4):
         program = traces.program(workload, trace, old)
         np.testing.assert_array_equal(run_on(program, old, [x, w], np.zeros(expected.shape, np.int32)), expected)
-        assert bool(instructions(packed(workload, trace, old), old, INT7.name)) == has_it
+        found = packed(workload, trace, old)
+        assert bool(instructions(found, old, INT7.name)) == (at_once > 0)
+        assert bool(instructions(found, old, "vpaddw")) == (min(at_once, words) == 2)
 
 
 @needs_avx2

@@ -16,55 +16,73 @@ def product(data="uint8", weights="int8"):
 
 
 @pytest.mark.parametrize(
-    ("pair", "expected"),
-    [
-        ((64, 64), True),
-        ((-64, -64), True),
-        ((127, 1), True),
-        ((127, 2), False),
-        ((-128, -1), False),
-        ((127, -128), True),
-    ],
+    ("pair", "words"),
+    [((64, 64), 2), ((-64, -64), 2), ((127, 1), 2), ((127, 2), 0), ((-128, -1), 0), ((127, -128), 2), ((32, 97), 0)],
 )
-def test_a_pair_fits_if_255_times_its_sum_does_whatever_the_signs_of_data(pair, expected):
+def test_a_pair_fits_if_255_times_the_sum_of_each_sign_does(pair, words):
     weights = np.zeros((8, 3), np.int8)
     weights[4:6, 1] = pair
 
-    assert small_weights.are_small(weights) == expected
-    assert (255 * abs(sum(n for n in pair if n * pair[0] > 0)) < 2**15) == expected
+    assert small_weights.words_together(weights) == words
+    assert (255 * abs(sum(n for n in pair if n * pair[0] > 0)) < 2**15) == (words > 0)
 
 
-def test_neighbours_are_input_channels_of_one_tap_two_by_two():
+@pytest.mark.parametrize(
+    ("channels", "words"),
+    [((0, 1, 4, 5), 1), ((2, 3, 6, 7), 1), ((0, 1, 2, 3), 2), ((0, 1, 6, 7), 2), ((4, 5, 8, 9), 2)],
+)
+def test_two_words_are_added_in_the_places_of_their_pairs(channels, words):
+    weights = np.zeros((16, 3), np.int8)
+    weights[list(channels), 2] = 33  # of which three fit
+
+    assert small_weights.words_together(weights) == words
+
+
+def test_what_is_found_is_what_sums_of_16_bits_hold():
+    """All pairs and fours of random weights, as the instructions add them, against data of nothing but 255 or 0."""
+    rng = np.random.default_rng(0)
+    found = []
+    for largest in (30, 40, 60, 70, 100):
+        weights = rng.integers(-largest, largest + 1, (24, 2)).astype(np.int8)
+        apart = weights.astype(int).reshape(3, 2, 2, 2, 2)  # two words of two pairs, columns
+        for_each_sign = [np.where(sign * apart > 0, 255 * apart, 0) for sign in (1, -1)]
+        fits = [all(abs(sums.sum(axes)).max() < 2**15 for sums in for_each_sign) for axes in (3, (1, 3))]
+        assert small_weights.words_together(weights) == sum(fits)
+        found.append(sum(fits))
+    assert set(found) == {0, 1, 2}
+
+
+def test_neighbours_are_input_channels_of_one_tap():
     weights = np.zeros((3, 3, 4, 2), np.int8)
-    weights[0, 0, 1:3] = 127  # of two pairs
-    weights[0, :, 0, 0] = 100  # of several taps
-    weights[2, 2, 2] = [100, 28]
-    weights[2, 2, 3] = [28, 100]
+    weights[0, :, 0, 0] = 100
+    weights[0, 0, 2:, 0] = [28, 100]
 
-    assert small_weights.are_small(weights) is False  # the first pair of the first tap: 100 and 127
-    weights[0, 0, 0] = 1
-    assert small_weights.are_small(weights) is True
+    assert small_weights.words_together(weights) == 2
+    weights[0, 0, 1, 0] = 29
+    assert small_weights.words_together(weights) == 0
 
 
-def test_the_last_of_an_odd_number_has_a_zero_for_a_neighbour():
-    assert small_weights.are_small(np.full((1, 4), 127, np.int8)) is True
-    assert small_weights.are_small(np.full((3, 4), 127, np.int8)) is False
+def test_missing_channels_are_zeros():
+    assert small_weights.words_together(np.full((1, 4), 127, np.int8)) == 2
+    assert small_weights.words_together(np.full((3, 4), 127, np.int8)) == 0
 
 
-def test_the_reduction_of_bytes_is_marked_and_its_weights_are_told():
-    function = small_weights.marked(product())
+@pytest.mark.parametrize(("words", "largest"), [(1, 64), (2, 32)])
+def test_the_reduction_of_bytes_is_marked_and_its_weights_are_told(words, largest):
+    function = small_weights.marked(product(), words)
 
     marked = [
         block.name_hint for block in analysis.walk(function.body, SBlock) if small_weights.MARK in block.annotations
     ]
     assert marked == ["out"]
-    assert small_weights.positions(function) == {1}
-    assert parameters.value_bounds(function) == {1: -64}
+    assert small_weights.bounds(function) == {1: largest}
+    assert parameters.value_bounds(function) == {1: -largest}
+    assert small_weights.words_together(np.full((8, 6), -largest, np.int8)) == words
 
 
 @pytest.mark.parametrize(("data", "weights"), [("int8", "int8"), ("int16", "int16"), ("uint8", "uint8")])
 def test_other_products_are_not(data, weights):
-    assert small_weights.positions(small_weights.marked(product(data, weights))) == set()
+    assert small_weights.bounds(small_weights.marked(product(data, weights), 1)) == {}
 
 
 def test_without_the_mark_nothing_is_known_of_them():
