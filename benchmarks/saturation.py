@@ -48,7 +48,8 @@ def matrices(model: onnx.ModelProto) -> Iterator[np.ndarray]:
 def quantised(weight: np.ndarray, most: int, axis: tuple[int, ...] | None = (0, 1)) -> np.ndarray:
     """A weight in integers of at most a number, with a scale for each output channel, or one (`axis` is None)."""
     scale = np.abs(weight).max(axis=axis) / most
-    return np.rint(weight / np.where(scale, scale, 1)).astype(np.int8)
+    found: np.ndarray = np.rint(weight / np.where(scale, scale, 1)).astype(np.int8)
+    return found
 
 
 def may_leave(weight: np.ndarray, most: int) -> np.ndarray:
@@ -95,8 +96,8 @@ def _print_pairs(files: Mapping[str, Sequence[np.ndarray]]) -> None:
 
 
 def _print_layers(files: Mapping[str, Sequence[np.ndarray]]) -> None:
-    print("| file | weights | 8 bits, a scale for each channel, % | one scale, % | two words of 7 bits, a scale for each "
-          "channel, % | one scale, % |\n|---|---|---|---|---|---|")  # fmt: skip
+    of_bits = "a scale for each channel, % | one scale, %"
+    print(f"| file | weights | 8 bits, {of_bits} | two words of 7 bits, {of_bits} |\n|---|---|---|---|---|---|")
     for name, found in files.items():
         shares = [that_fit(found, most, words, axis) for most, words in ((127, 1), (64, 2)) for axis in ((0, 1), None)]
         print(f"| {name} | {len(found)} | {' | '.join(f'{share:.0f}' for share in shares)} |", flush=True)

@@ -5,7 +5,7 @@ from textwrap import indent
 import tvm
 
 from lib.machine.dots import INT7, Dot, Matrix
-from lib.machine.registers import registers
+from lib.machine.registers import Registers, registers
 from lib.machine.targets import AnyTarget, CpuTarget
 from lib.measure.runner import Pool
 from lib.tir import matrix
@@ -123,7 +123,7 @@ def loop(target: tvm.target.Target, threads: int, instruction: Dot | Matrix | No
         flop = 2 * threads * rows * columns * instruction.STEPS * products * turns
         return tvm.IRModule({"main": tvm.script.from_source(text)}), flop
     machine = registers(target)
-    sums, lanes = machine.count * 3 // 4, machine.lanes
+    sums, lanes = _sums(machine, instruction), machine.lanes
     program = tvm.IRModule({"main": tvm.script.from_source(source(threads, lanes, sums, _STEPS, instruction))})
     products = instruction.depth * _words_together(instruction) if instruction else 1
     return program, 2 * products * threads * sums * lanes * _STEPS
@@ -141,6 +141,14 @@ def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = No
     if dot and (together := _words_together(dot)) > 1:
         filled["step"] = _TOGETHER.format(together=together, mark=TOGETHER) + indent(filled["step"], "    ")
     return _SOURCE.format(**sizes, **filled)
+
+
+def _sums(machine: Registers, dot: Dot | None) -> int:
+    """As many as registers hold; of an instruction that does not add itself, beside weights and data of its words."""
+    if dot is None or dot.adds:
+        return machine.count * 3 // 4
+    words = _words_together(dot)
+    return machine.beside(dot, words).count // (words + 1)
 
 
 def _words_together(dot: Dot) -> int:

@@ -1,5 +1,8 @@
+import re
+
 import ml_dtypes
 import numpy as np
+import pytest
 import tvm
 from tvm.target import Target
 
@@ -121,3 +124,16 @@ def test_bytes_with_small_weights_compute_what_they_count_two_words_at_a_time():
                 expected[:, n] += np.einsum("tk,tlk->tl", data, weights[:, n // 4 * 2 + word])
     np.testing.assert_array_equal(y.numpy(), expected)
     assert "vpaddw" in library.inspect_source("s")
+
+
+@needs_avx2
+@pytest.mark.parametrize("dot", [INT16, INT7])
+def test_what_another_instruction_adds_stays_in_the_registers_that_are_left(dot):
+    haswell = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2})
+    module, _ = peak.loop(haswell, 2, dot)
+
+    text = lowering.build(module, haswell).inspect_source("s")
+
+    loop = max(text.split("\n\tj"), key=lambda part: part.count(dot.name))  # between two jumps
+    assert loop.count(dot.name) > 1
+    assert not re.search(r"vmov\w+\s+%ymm\d+, -?\d*\(%rsp\)", loop)
