@@ -8,7 +8,7 @@ from lib.machine.dots import INT7, Dot, Matrix
 from lib.machine.registers import Registers, registers
 from lib.machine.targets import AnyTarget, CpuTarget
 from lib.measure.runner import Pool
-from lib.tir import matrix
+from lib.tir import matrix, small_weights
 from lib.tir.dot import MARK, TOGETHER
 from lib.tir.traces import EMPTY_TRACE
 
@@ -57,6 +57,7 @@ _DOTS = {
                     for lane in T.serial({lanes}, annotations={{"{mark}": "{name}"}}):
                         for product in T.unroll({depth}):
                             with T.sblock("add"):
+                                T.sblock_attr({{"{small}": {together}}})
                                 a, b = T.axis.remap("SS", [n, lane])
                                 m, v = T.axis.spatial({words}, {word}), T.axis.spatial({vectors}, {vector})
                                 k = T.axis.reduce({depth}, product)
@@ -136,7 +137,8 @@ def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = No
     if dot:
         parts = _DOTS
         sizes |= {"depth": dot.depth, "data": dot.data, "weights": dot.weights, "name": dot.name, "mark": MARK,
-                  "kind": dot.sums} | _operands(sums, dot)  # fmt: skip
+                  "kind": dot.sums, "small": small_weights.MARK, "together": _words_together(dot)}  # fmt: skip
+        sizes |= _operands(sums, dot)  # with weights that are called small, which INT7 alone asks for
     filled = {name: part.format(**sizes).strip("\n") for name, part in parts.items()}
     if dot and (together := _words_together(dot)) > 1:
         filled["step"] = _TOGETHER.format(together=together, mark=TOGETHER) + indent(filled["step"], "    ")

@@ -19,7 +19,7 @@ from tvm.sym import Analyzer
 
 from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT7, INT8, INT16, Dot, named
 from lib.machine.registers import registers
-from lib.tir import analysis
+from lib.tir import analysis, small_weights
 
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
 TOGETHER = "words_together"  # annotation of the loop around it, over words that are added to one another first
@@ -95,9 +95,11 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     there = {*DOTS, INT7} if target is None else {*(found := registers(target)).dots, found.for_small}
     wrapped: set[tuple[Dot, int]] = set()
 
+    together = {loop.loop_var for loop in analysis.walk(function.body, tirx.For) if _may_be_together(loop)}
+
     def with_instruction(loop: tirx.For) -> Any:
         if TOGETHER in loop.annotations:
-            return _together(loop)
+            return _together(loop, loop.loop_var in together)
         if MARK not in loop.annotations:
             return loop
         found = _instruction(loop) if named(str(loop.annotations[MARK])) in there else None
@@ -115,11 +117,17 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_body(body)
 
 
-def _together(loop: tirx.For) -> tirx.Stmt:
-    """One call for the words of a loop, in which there is one for each by now; the loop without its mark if the
-    instruction does not fit it."""
+def _may_be_together(loop: tirx.For) -> bool:
+    """Whether a loop is over as many words as the weights allow that the block in it reads."""
+    blocks = [each.block for each in analysis.walk(loop.body, SBlockRealize)] if TOGETHER in loop.annotations else []
+    return len(blocks) == 1 and int(loop.extent) == _TWO <= int(blocks[0].annotations.get(small_weights.MARK, 0))
+
+
+def _together(loop: tirx.For, may_be: bool) -> tirx.Stmt:
+    """One call for the words of a loop, in which there is one for each by now; the loop without its mark if they may
+    not be added together, or the instruction does not fit it."""
     calls = [store for store in analysis.walk(loop.body, tirx.BufferStore) if _is_of_small(store.value)]
-    if len(calls) != 1 or int(loop.extent) != _TWO:
+    if len(calls) != 1 or not may_be:
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body)
     [store] = calls
     name, sums, *operands = store.value.args
@@ -145,6 +153,8 @@ def _instruction(loop: tirx.For) -> tirx.Stmt | None:
     if lanes not in _WIDTHS[dot] or len(inner) != 1 or int(inner[0].extent) != dot.depth or len(realizations) != 1:
         return None
     [realization], variables = realizations, [loop.loop_var, inner[0].loop_var]
+    if dot == INT7 and small_weights.MARK not in realization.block.annotations:
+        return None  # a trace that was found for other weights
     operands = analysis.added_factors(realization.block)
     if operands is None or any(var in analysis.variables([realization.predicate]) for var in variables):
         return None

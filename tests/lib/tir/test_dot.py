@@ -282,6 +282,21 @@ def test_products_whose_weights_nobody_knows_have_no_sums_of_16_bits():
         np.testing.assert_array_equal(found, x.astype(np.int32) @ w.astype(np.int32))
 
 
+@needs_avx2
+def test_a_trace_for_smaller_weights_leaves_the_loops_of_larger_ones_and_computes_the_same():
+    old, plain = Target({**WITHOUT, "mcpu": "haswell"}), product(8, 32, 16, INT7)
+    by_words = {n: tvm.IRModule({"main": small_weights.marked(plain["main"], n)}) for n in (1, 2)} | {0: plain}
+    x, w = np.full((8, 16), 255, np.uint8), {0: np.full((16, 32), 127), 1: np.full((16, 32), -64)}
+
+    for trace in programs(by_words[2], old, 3):
+        for words, weights in w.items():
+            program = traces.program(by_words[words], trace, old)
+            assert not instructions(program, old, "vpaddw")
+            assert bool(instructions(program, old, INT7.name)) == (words == 1)
+            found = run_on(program, old, [x, weights.astype(np.int8)], np.zeros((8, 32), np.int32))
+            np.testing.assert_array_equal(found, x.astype(np.int32) @ weights)
+
+
 def test_tiles_of_pairs_leave_a_register_to_what_is_added():
     """AVX2 has sixteen: twelve sums in a tile of floats, three vectors of weights, and one of data."""
     old, k = Target({**WITHOUT, "mcpu": "haswell"}), te.reduce_axis((0, 32), "k")
