@@ -325,10 +325,10 @@ def test_no_sum_is_larger_than_what_is_foretold_of_its_weights(tile, sign):
 
 def test_those_of_bytes_are_taken_where_pairs_are_multiplied_alone(cpu):
     """CPUs that multiply bytes have four times as many in a vector."""
-    zen3, zen4 = (
-        CpuTarget(json.dumps({**json.loads(cpu.text), "mcpu": mcpu}), cpu.threads, 256) for mcpu in ("znver3", "znver4")
-    )
+    parts = {**json.loads(cpu.text), "mattr": []}  # a virtual machine may hide some of its CPU's
+    zen3, zen4 = (CpuTarget(json.dumps({**parts, "mcpu": mcpu}), cpu.threads, 256) for mcpu in ("znver3", "znver4"))
     plain = Model(*model(kind="int8"))
+    plain.weights["w"][:] = 127  # of which no two fit sums of 16 bits
 
     pairs, quads = (choose_algorithms(plain, target, AlgorithmConfig()).weights for target in (zen3, zen4))
 
