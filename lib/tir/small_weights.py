@@ -32,11 +32,11 @@ def words_together(weights: np.ndarray) -> int:
     Of one word these are the products of the first and second channel, and of the third and fourth; of two words also
     those with the products in the same places of the next word. Missing channels are zeros.
     """
-    rows = np.moveaxis(weights, -2, 0).astype(np.int32)
+    rows = np.moveaxis(weights, -2, 0).astype(np.int16)
     whole = np.pad(rows, [(0, -len(rows) % (2 * _OF_WORD)), *[(0, 0)] * (rows.ndim - 1)])
     pairs = whole.reshape(-1, 2, _OF_WORD // _PAIR, _PAIR, *rows.shape[1:])
-    sums = [np.abs(part(pairs, 0).sum(3)) for part in (np.maximum, np.minimum)]
-    if not rows.size or max(each.sum(1).max() for each in sums) <= _LARGEST_SUM:
+    sums = [np.abs(part(pairs, 0).sum(3, dtype=np.int16)) for part in (np.maximum, np.minimum)]
+    if not rows.size or max(each.sum(1, dtype=np.int16).max() for each in sums) <= _LARGEST_SUM:
         return 2
     return int(max(each.max() for each in sums) <= _LARGEST_SUM)
 

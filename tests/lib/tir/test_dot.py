@@ -283,6 +283,27 @@ def test_products_whose_weights_nobody_knows_have_no_sums_of_16_bits():
 
 
 @needs_avx2
+@pytest.mark.parametrize("words", [1, 2])
+def test_convolutions_in_groups_with_small_weights_are_numpys(words):
+    groups, (into, out), old, rng = 3, (8, 16), Target({**WITHOUT, "mcpu": "haswell"}), np.random.default_rng(0)
+    image = rng.choice([0, 1, 254, 255], (1, 9, 9, groups * into)).astype(np.uint8)
+    weight = rng.choice([-1, 1], (3, 3, into, groups * out)).astype(np.int8) * np.int8(small_weights.largest(words))
+    windows = np.lib.stride_tricks.sliding_window_view(image.astype(np.int32), (3, 3), axis=(1, 2))
+    expected = np.concatenate([
+        np.einsum("nyxcab,abco->nyxo", windows[:, :, :, n * into : (n + 1) * into],
+                  weight[..., n * out : (n + 1) * out].astype(np.int32))
+        for n in range(groups)
+    ], -1).astype(np.int32)  # fmt: skip
+    plain = in_groups(9, groups, (into, out), INT7)
+    workload = tvm.IRModule({"main": small_weights.marked(plain["main"], words)})
+
+    for trace in programs(workload, old, 4):
+        program = traces.program(workload, trace, old)
+        assert bool(instructions(program, old, "vpaddw")) == (words == 2)
+        np.testing.assert_array_equal(run_on(program, old, [image, weight], np.zeros_like(expected)), expected)
+
+
+@needs_avx2
 def test_a_trace_for_smaller_weights_leaves_the_loops_of_larger_ones_and_computes_the_same():
     old, plain = Target({**WITHOUT, "mcpu": "haswell"}), product(8, 32, 16, INT7)
     by_words = {n: tvm.IRModule({"main": small_weights.marked(plain["main"], n)}) for n in (1, 2)} | {0: plain}
