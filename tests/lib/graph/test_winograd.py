@@ -434,6 +434,19 @@ def test_large_images_pay_with_fewer_channels(image, channels, kind, tile):
 
 
 @pytest.mark.parametrize(
+    ("image", "channels", "tile"),
+    [
+        ((14, 14), (24, 48), 0),
+        ((28, 28), (32, 32), 2),  # fourteen lines of tiles, of larger ones seven
+        ((112, 112), (16, 16), 4),
+        ((13, 13), (48, 192), 4),
+    ],
+)
+def test_bytes_of_few_channels_pay_where_there_are_lines_of_tiles_enough(image, channels, tile):
+    assert winograd.best_tile(image, channels, kind="int16") == tile
+
+
+@pytest.mark.parametrize(
     ("taps", "kind", "tile"),
     [(5, "float32", 4), (7, "float32", 2), (9, "float32", 0), (1, "float32", 0), (5, "bfloat16", 0)],
 )
