@@ -54,19 +54,8 @@ def _of_small(names: Collection[str], call: relax.Call) -> Replacement | None:
     """A product or convolution as it is, of small weights with these names, with input channels that fill words."""
     if not is_call(call, *CONTRACTIONS) or (dtype(call.args[0]), dtype(call.args[1])) != (INT7.data, INT7.weights):
         return None
-    if not isinstance(call.args[1], relax.Var) or str(call.args[1].name) not in names:
-        return None
-    weight, more = shape_of(call.args[1]), precision.more_channels(call, INT7.depth, None)
-    if more is None:
-        return None
-
-    def emit(builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]) -> relax.Expr:
-        return alike(call, reweight.deeper_data(builder, args[0], more, groups_of(call)), args[1], INT7.sums)
-
-    return Replacement(
-        kind=(INT7.weights, more), value=partial(reweight.deeper, more),
-        shape=(*weight[:-2], weight[-2] + more, weight[-1]), emit=emit, dtype=INT7.weights,
-    )  # fmt: skip
+    is_small = isinstance(call.args[1], relax.Var) and str(call.args[1].name) in names
+    return precision.quads(None, call) if is_small else None
 
 
 def _of_pairs(call: relax.Call) -> Replacement | None:

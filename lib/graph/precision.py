@@ -68,7 +68,7 @@ def in_quads(model: Model, lanes: int, matrix: Matrix | None = None, *, packs: b
     otherwise: list[reweight.Choose] = [partial(lines.replacement, matrix, INT8.weights)] if matrix else []
     otherwise += [partial(words.replacement, lanes)] if packs else []
     merged = _with_merged_groups(model, matrix, INT8.weights)
-    found = reweight.replaced(merged, [*otherwise, partial(_quads, matrix)])
+    found = reweight.replaced(merged, [*otherwise, partial(_wider_quads, matrix)])
     return rewritten(packing.pack(found, INT8, lanes) if packs else found, [activations_in_floats])
 
 
@@ -127,17 +127,25 @@ def _emit_of_floats(builder: relax.BlockBuilder, call: relax.Call, args: Sequenc
     return op.astype(builder.emit(alike(call, data, args[1], _WIDE)), _SUMS)
 
 
-def _quads(matrix: Matrix | None, call: relax.Call) -> Replacement | None:
+def quads(matrix: Matrix | None, call: relax.Call) -> Replacement | None:
+    """A contraction of bytes as an instruction takes it that adds four products to a sum, or those of matrices: with
+    as many input channels as it sums; None if it does not fit it."""
     if not is_call(call, *CONTRACTIONS) or dtype(call.args[1]) != "int8":
         return None
     weight = shape_of(call.args[1])
     more = more_channels(call, INT8.depth, matrix)
-    if not more:
+    if more is None:
         return None
     return Replacement(
         kind=("int8", more), value=partial(reweight.deeper, more), shape=(*weight[:-2], weight[-2] + more, weight[-1]),
         emit=partial(_emit, more, _SUMS), dtype="int8",
     )  # fmt: skip
+
+
+def _wider_quads(matrix: Matrix | None, call: relax.Call) -> Replacement | None:
+    """The same where channels are added; the others stay as they are."""
+    found = quads(matrix, call)
+    return found if found and found.shape != shape_of(call.args[1]) else None
 
 
 def _replacement(matrix: Matrix | None, call: relax.Call) -> Replacement | None:

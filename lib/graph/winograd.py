@@ -45,7 +45,7 @@ _SMALLEST = 8  # lines and pixels of images apart: a direct convolution skips wh
 _VECTOR = 16  # channels: of bf16, fewer than two such vectors of results are slow in blocks
 _FROM_MEMORY_OF = {"avx512x2": 16, "amx": 16}  # of classes of targets that multiply twice as many a cycle
 _BYTES = 255  # the largest of data
-_FEW = 32  # channels of bytes: with no more, images of few lines of tiles took 1.07 to 1.7 times as long (Zen 4, AVX2)
+_FEW = 32  # channels of bytes: with no more, images of few lines of tiles took 1.07 to 4.6 times as long (Zen 4, AVX2)
 _EVER = 2.0**-40  # by which results in double precision are too large: none is below its integer
 
 
@@ -152,9 +152,10 @@ def best_tile(
     for tile in (m for m in _KINDS[kind].tiles.get(taps, ()) if m <= most):
         positions = minimal(tile, taps).window ** 2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
-        in_blocks = height >= WINOGRAD_LINES * tile and depth == groups == 1 and _fill_blocks(channels, kind)
-        if kind == _PAIRS and height < WINOGRAD_LINES * tile and min(channels) <= _FEW:
+        has_lines = height >= WINOGRAD_LINES * tile
+        if kind == _PAIRS and not has_lines and min(channels) <= _FEW:
             continue
+        in_blocks = has_lines and depth == groups == 1 and _fill_blocks(channels, kind)
         between = elements * (frames[0] * share * channels[0] + frames[1] * channels[1])
         through = _IN_BLOCKS if in_blocks else _THROUGH_CACHE if between <= _CACHE else _THROUGH_MEMORY
         products = share * (kernel * frames[1] * elements + from_memory * positions * kernel)

@@ -155,7 +155,7 @@ def _sums(machine: Registers, dot: Dot | None) -> int:
 
 def _words_together(dot: Dot) -> int:
     """How many words are added together, at most: see `lib.tir.small_weights`."""
-    return 2 if dot == INT7 else 1
+    return small_weights.MOST_WORDS if dot == INT7 else 1
 
 
 def _operands(sums: int, dot: Dot) -> dict[str, object]:

@@ -17,7 +17,7 @@ from lib.contracts import digests, tables
 from lib.contracts.errors import ConfigError, ModelError
 from lib.tir import small_weights
 
-_BYTE, _WORDS = 8, 2
+_BYTE = 8
 _MOST, _WIDER = 64, 1.02  # of seven bits; by how much a scale grows at a time
 _OPSET = 13  # the first with scales along an axis
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
@@ -120,7 +120,7 @@ def _by_columns(node: onnx.NodeProto, weight: np.ndarray) -> tuple[int, np.ndarr
 def _end_with_room(column: np.ndarray) -> float:
     """The largest magnitude that a column's scale is made for; its own, or as much more as it takes."""
     end = float(np.abs(column).max()) or 1.0
-    while small_weights.words_together(np.rint(column / end * _MOST).astype(np.int8)) < _WORDS:
+    while small_weights.words_together(np.rint(column / end * _MOST).astype(np.int8)) < small_weights.MOST_WORDS:
         end *= _WIDER
     return end
 

@@ -19,7 +19,9 @@ from tvm.sym import Analyzer
 
 from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT7, INT8, INT16, Dot, named
 from lib.machine.registers import registers
-from lib.tir import analysis, small_weights
+from lib.tir import analysis
+from lib.tir.small_weights import MARK as SMALL
+from lib.tir.small_weights import MOST_WORDS
 
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
 TOGETHER = "words_together"  # annotation of the loop around it, over words that are added to one another first
@@ -67,7 +69,6 @@ define <{n} x i32> @{name}_{n}_twice(
   ret <{n} x i32> %r
 }}
 """
-_TWO = 2
 
 
 def _is_wrapped(dot: Dot) -> bool:
@@ -120,7 +121,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _may_be_together(loop: tirx.For) -> bool:
     """Whether a loop is over as many words as the weights allow that the block in it reads."""
     blocks = [each.block for each in analysis.walk(loop.body, SBlockRealize)] if TOGETHER in loop.annotations else []
-    return len(blocks) == 1 and int(loop.extent) == _TWO <= int(blocks[0].annotations.get(small_weights.MARK, 0))
+    return len(blocks) == 1 and int(loop.extent) == MOST_WORDS <= int(blocks[0].annotations.get(SMALL, 0))
 
 
 def _together(loop: tirx.For, may_be: bool) -> tirx.Stmt:
@@ -132,7 +133,7 @@ def _together(loop: tirx.For, may_be: bool) -> tirx.Stmt:
     [store] = calls
     name, sums, *operands = store.value.args
     words = [analysis.replaced(each, {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, n)})
-             for n in range(_TWO) for each in operands]  # fmt: skip
+             for n in range(MOST_WORDS) for each in operands]  # fmt: skip
     kind = str(store.value.ty.dtype)
     value = tirx.call_pure_extern(kind, f"{name.value}_twice", sums, *words)
     both = tirx.BufferStore(store.buffer, value, store.indices)
@@ -153,7 +154,7 @@ def _instruction(loop: tirx.For) -> tirx.Stmt | None:
     if lanes not in _WIDTHS[dot] or len(inner) != 1 or int(inner[0].extent) != dot.depth or len(realizations) != 1:
         return None
     [realization], variables = realizations, [loop.loop_var, inner[0].loop_var]
-    if dot == INT7 and small_weights.MARK not in realization.block.annotations:
+    if dot == INT7 and SMALL not in realization.block.annotations:
         return None  # a trace that was found for other weights
     operands = analysis.added_factors(realization.block)
     if operands is None or any(var in analysis.variables([realization.predicate]) for var in variables):

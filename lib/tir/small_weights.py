@@ -21,6 +21,7 @@ from lib.machine.dots import INT7
 from lib.tir import analysis
 
 MARK = "small_weights"  # annotation of the block of a reduction: how many words are added together
+MOST_WORDS = 2  # that are added together
 _MOST_DATA, _OF_WORD, _PAIR = 255, 4, 2
 _LARGEST_SUM = (2**15 - 1) // _MOST_DATA  # of weights, of either sign
 
@@ -33,11 +34,11 @@ def words_together(weights: np.ndarray) -> int:
     those with the products in the same places of the next word. Missing channels are zeros.
     """
     rows = np.moveaxis(weights, -2, 0).astype(np.int16)
-    whole = np.pad(rows, [(0, -len(rows) % (2 * _OF_WORD)), *[(0, 0)] * (rows.ndim - 1)])
-    pairs = whole.reshape(-1, 2, _OF_WORD // _PAIR, _PAIR, *rows.shape[1:])
+    whole = np.pad(rows, [(0, -len(rows) % (MOST_WORDS * _OF_WORD)), *[(0, 0)] * (rows.ndim - 1)])
+    pairs = whole.reshape(-1, MOST_WORDS, _OF_WORD // _PAIR, _PAIR, *rows.shape[1:])
     sums = [np.abs(part(pairs, 0).sum(3, dtype=np.int16)) for part in (np.maximum, np.minimum)]
     if not rows.size or max(each.sum(1, dtype=np.int16).max() for each in sums) <= _LARGEST_SUM:
-        return 2
+        return MOST_WORDS
     return int(max(each.max() for each in sums) <= _LARGEST_SUM)
 
 
