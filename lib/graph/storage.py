@@ -65,8 +65,8 @@ class Centre:
     Of two threads, the first writes the first half of a tensor, as a rule, whatever the kernel. So each half of a
     storage stays one thread's. Where all tensors begin at the same place, the second half of a small one lies where the
     first thread wrote a larger one before, and each of its lines is taken from the other core's cache, in which it was
-    changed: that is slow where cores share no last-level cache (dies, sockets). See benchmarks/README, "Cores without a
-    common cache".
+    changed: that is slow where cores share no last-level cache (dies, sockets). See benchmarks/notes/time.md, "Cores
+    without a common cache".
     """
 
     def transform_module(self, module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

@@ -102,8 +102,8 @@ def pays(rows: int, depth: int, columns: int, padded_rows: int = 0, padded_colum
 
     Counts in multiplications what an eighth of them saves, and what its memory traffic costs: that of three more
     weights to four, which come from memory in a large model, and that of the sums and the products, which are written
-    once to a cache and read again. What it foretells is less than what was measured (benchmarks/README, "Products in
-    Strassen's way"): where cores have less of the memory to themselves, weights cost more.
+    once to a cache and read again. What it foretells is less than what was measured (benchmarks/notes/zen5.md,
+    "Products in Strassen's way"): where cores have less of the memory to themselves, weights cost more.
 
     Args:
         padded_rows: With those that are computed for nothing; 0: there are none.

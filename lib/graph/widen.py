@@ -5,7 +5,7 @@ since 16 does not divide them, and the kernel would run at half the speed. So th
 zeros, and the epilogue of the tile drops what they give (a function `cut`, which FuseOps fuses into the contraction).
 So are those of 272: no number of vectors that a tile holds divides 17, and tiles of one load a number for each product.
 Of sixteen registers a tile of two rows or more has two vectors or three, so there 40 channels, five vectors, become 48,
-and 1,000 become 1,008 (benchmarks/README, "Tiles of sixteen registers").
+and 1,000 become 1,008 (benchmarks/notes/avx2.md, "Tiles of sixteen registers").
 """
 
 from collections.abc import Sequence
