@@ -12,9 +12,9 @@ called by a function of calls, a region. Here, when they are lowered already, th
 
 A kernel is compiled once, however many regions call it (`lib.tir.tasks`). What kernels keep between their loops lies in
 the same memory in turn: each tensor in an allocation of its own, since a ResNet-50 was 0.93 as fast with one for all of
-a kernel's (benchmarks/notes/time.md, "Between the kernels"). What is in no parallel loop one thread does, while the others
-wait. They wait for shares, not for threads, so that any number of threads may do them. TVM's own barrier (0.3 us) gives
-the processor to others at once (`sched_yield`); here a thread looks some hundred times before: 0.05 us.
+a kernel's (benchmarks/notes/time.md, "Between the kernels"). What is in no parallel loop one thread does, while the
+others wait. They wait for shares, not for threads, so that any number of threads may do them. TVM's own barrier (0.3
+us) gives the processor to others at once (`sched_yield`); here a thread looks some hundred times before: 0.05 us.
 Source: TVM's CodeGenCPU, `CreateParallelLaunch`; OpenMP's parallel regions.
 """
 

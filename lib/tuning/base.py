@@ -27,9 +27,10 @@ _NARROW = ("_bf16", "_int8", "_int16")
 _SIGNALS_AND_VOLUMES = re.compile("conv[13]d")  # their loops are those of images with one line, or with more axes
 # Whose models a class takes where it has none of its own, the first that has one, but for operators with these ends. Of
 # programs in 32 registers of 128 bits, which NEON has, those of AVX2 order more pairs right than those of AVX-512
-# (benchmarks/notes/learning.md, "What ARM starts from"). AMX's CPUs compute floats as those of `avx512x2` do; those that
-# multiply one vector a cycle take from them what they lack: theirs order 0.53 to 0.61 of those CPUs' pairs, none half.
-# What only those of AVX2 know (convolutions band by band) is taken over with AVX-512; nobody measured its worth there.
+# (benchmarks/notes/learning.md, "What ARM starts from"). AMX's CPUs compute floats as those of `avx512x2` do; those
+# that multiply one vector a cycle take from them what they lack: theirs order 0.53 to 0.61 of those CPUs' pairs, none
+# half. What only those of AVX2 know (convolutions band by band) is taken over with AVX-512; nobody measured its
+# worth there.
 _LIKE: dict[str, dict[str, tuple[str, ...]]] = {
     "avx2": {"avx512x2": _NARROW},
     "neon": {"avx2": (), "avx512x2": _NARROW},
