@@ -171,7 +171,7 @@ class Options:
     def _weight_bits(self) -> int:
         """Of weights that are quantised here: as many as the target multiplies fast."""
         target = self.compile_target
-        return 7 if isinstance(target, targets.CpuTarget) and registers(target.tvm()).for_small else 8
+        return registers(target.tvm()).weight_bits if isinstance(target, targets.CpuTarget) else 8
 
     @cached_property
     def range(self) -> Range | None:

@@ -1,6 +1,10 @@
 """Which operators are computed otherwise than the model has them: with less work, in whole vectors, or in bf16."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+from tvm import relax
 
 from lib.contracts.errors import ConfigError, TargetError
 from lib.graph import (
@@ -82,12 +86,13 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     matrix = machine.matrix(BF16)
     _require_instructions(config.precision, machine, target.name)
     of_bytes = [dot for dot in machine.dots if dot.weights == INT8.weights]
-    takes_unsigned = any(dot.data == INT8.data for dot in of_bytes)
     in_pairs = not of_bytes and INT16 in machine.dots
     if not of_bytes and not in_pairs:
-        model = precision.in_floats(model)
-    elif of_bytes and not takes_unsigned:
-        model = signed.in_signed(model, of_bytes[0])
+        model = pairs.others_in_floats(model, machine, _for_floats(target.instructions, machine, config))
+    for_bytes = [*of_bytes, *([machine.for_small] if machine.for_small else [])]
+    takes_unsigned = any(dot.data == INT8.data for dot in for_bytes)
+    if for_bytes and not takes_unsigned:
+        model = signed.in_signed(model, for_bytes[0])
     widened: list[reweight.Choose] = []
     if config.widen == "auto":
         widened.append(widen.replacement(machine))
@@ -96,7 +101,7 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
         model = splitting.split(reweight.replaced(model, widened), matrix, parts)
     by_matrices = is_narrow and matrix is not None
     if not by_matrices:  # whose tiles are of several lines as well
-        model = pixels.at_once(model, machine.count, in_pairs=in_pairs)
+        model = pixels.at_once(model, machine.count, of_bytes=not of_bytes)
     choices = widened
     if config.strassen == "auto" and not is_narrow and parts == 1:
         choices = [strassen.replacement(machine), *choices]
@@ -118,13 +123,20 @@ def choose_algorithms(model: Model, target: AnyTarget, config: AlgorithmConfig) 
     model = reweight.replaced(model, choices)
     if config.fused_layers == "auto" and not is_narrow:
         model = fusion.rewritten(model, [fused_layers.chained(machine.lanes)])
-    if in_pairs:
-        chosen = pairs.in_pairs(model, machine.lanes)
-    else:
+    if of_bytes:
         chosen = precision.in_quads(model, machine.lanes, machine.matrix(INT8), packs=takes_unsigned)
+    else:
+        chosen = pairs.in_pairs(model, machine)
     if machine.looks_up:
         chosen = lookups.in_tables(chosen)
     return precision.in_bf16(chosen, machine.lanes, matrix) if is_narrow else chosen
+
+
+def _for_floats(instructions: str, machine: Registers, config: AlgorithmConfig) -> Callable[[relax.Call], bool]:
+    """Which convolutions of bytes are faster in floats, where both are had."""
+    if config.winograd == "never":
+        return lambda _call: False
+    return partial(winograd.is_for_floats, instructions, machine.lanes if config.widen == "auto" else 1)
 
 
 def _require_instructions(wanted: str, machine: Registers, name: str) -> None:

@@ -1,16 +1,21 @@
-"""Products of bytes as those of integers of 16 bits, for CPUs that multiply no bytes, but pairs of these (AVX2).
+"""Products of bytes for CPUs without an instruction that adds those of four to a sum.
 
-An instruction multiplies two neighbours along a reduction for each lane and adds them, which another one adds to the
-sums: of two thirds as many instructions as floats would take (a Zen 3 does half as many again in the same time), with
-half of their bytes, and as exact as bytes are. Others multiply bytes there four at a time, in sums of two that do not
-fit the 16 bits they get (ONNX Runtime's kernels for AVX2). Where a layer's weights are so small that they do, as in
-files of seven bits, it stays in bytes here, too (`lib.tir.small_weights`).
+With AVX2 they are products of integers of 16 bits: an instruction multiplies two neighbours along a reduction for each
+lane and adds them, which another one adds to the sums, in two thirds as many instructions as floats would take (a Zen 3
+does half as many again in the same time), with half of their bytes, and as exact as bytes are. Others multiply bytes
+there four at a time, in sums of two that do not fit the 16 bits they get (ONNX Runtime's kernels for AVX2). Where a
+layer's weights are so small that they do, as in files of seven bits, it stays in bytes here, too
+(`lib.tir.small_weights`).
+
+With AVX-512 but without VNNI, integers of 16 bits are no faster than floats, and an ARM without dot products has
+nothing for them: there bytes are as they are where weights are small, which on ARM nearly all are, else floats. So are
+convolutions that are faster in Winograd's way.
 
 Weights are widened once. Data are widened by who makes them where all that read them cast them in any case, else by who
 reads them. What is not multiplied so, as convolutions by channel, is in floats.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -24,20 +29,37 @@ from lib.graph.fusion import Model, rewritten
 from lib.graph.reweight import Replacement, shape_of
 from lib.graph.rewrite import CONTRACTIONS, alike, dtype, groups_of, is_call, mutated
 from lib.graph.small_weights import noted
-from lib.machine.dots import INT7, INT8, INT16
+from lib.machine.dots import INT8, INT16, Dot
+from lib.machine.registers import Registers
 from lib.tir import small_weights
 
 
-def in_pairs(model: Model, lanes: int) -> Model:
-    """The model with its products and convolutions of bytes as those of pairs, or of floats, but for those of small
-    weights; the same model if it has none. Input channels are padded to an even number, or to a multiple of four.
+def others_in_floats(model: Model, machine: Registers, is_for_floats: Callable[[relax.Call], bool]) -> Model:
+    """The model of bytes with what does not stay so in float32, for CPUs that have no pairs of 16 bits either, before
+    anything else is chosen; the same model if it has none.
 
     Args:
-        lanes: Of the machine's vectors.
+        is_for_floats: Which convolutions of bytes are faster in floats.
     """
-    small = {name: words for name, values in model.weights.items() if (words := _words_together(values))}
-    found = reweight.replaced(model, [partial(_of_small, small), _of_pairs, precision.of_floats])
-    found = packing.pack(found, INT16, lanes, (INT8.data, INT8.weights))
+    dot, small = machine.for_small, _small(model, machine.for_small)
+
+    def stays(call: relax.Call) -> bool:
+        if dot is None or not _reads(call, small) or is_for_floats(call):
+            return False
+        return precision.more_channels(call, dot.depth, None) is not None
+
+    return precision.in_floats(model, stays)
+
+
+def in_pairs(model: Model, machine: Registers) -> Model:
+    """The model with its products and convolutions of bytes as those of pairs, if the machine has these, or of floats,
+    but for those of small weights; the same model if it has none. Input channels are padded to an even number, or to a
+    multiple of four."""
+    small, has_pairs = _small(model, machine.for_small), INT16 in machine.dots
+    offers: list[reweight.Choose] = [_of_pairs, precision.of_floats] if has_pairs else [precision.of_floats]
+    found = reweight.replaced(model, [partial(_of_small, machine.for_small, small), *offers])
+    if has_pairs:
+        found = packing.pack(found, INT16, machine.lanes, (INT8.data, INT8.weights))
     found = rewritten(found, [precision.activations_in_floats])
     if found is model:
         return model
@@ -46,16 +68,24 @@ def in_pairs(model: Model, lanes: int) -> Model:
     return Model(noted(module, kept) if kept else module, found.weights)
 
 
-def _words_together(values: np.ndarray) -> int:
-    return small_weights.words_together(values) if values.dtype == np.int8 and values.ndim > 1 else 0
+def _small(model: Model, dot: Dot | None) -> dict[str, int]:
+    """Of a model's weights that are small enough for an instruction, how many words are added together."""
+    if dot is None:
+        return {}
+    of_bytes = {name: values for name, values in model.weights.items() if values.dtype == np.int8 and values.ndim > 1}
+    return {name: words for name, each in of_bytes.items() if (words := small_weights.words_together(each, dot))}
 
 
-def _of_small(names: Collection[str], call: relax.Call) -> Replacement | None:
+def _reads(call: relax.Call, names: Collection[str]) -> bool:
+    """Whether it is a product or convolution of bytes with weights that have one of these names."""
+    is_product = is_call(call, *CONTRACTIONS) and dtype(call.args[1]) == INT8.weights
+    return is_product and isinstance(call.args[1], relax.Var) and str(call.args[1].name) in names
+
+
+def _of_small(dot: Dot | None, names: Collection[str], call: relax.Call) -> Replacement | None:
     """A product or convolution as it is, of small weights with these names, with input channels that fill words."""
-    if not is_call(call, *CONTRACTIONS) or (dtype(call.args[0]), dtype(call.args[1])) != (INT7.data, INT7.weights):
-        return None
-    is_small = isinstance(call.args[1], relax.Var) and str(call.args[1].name) in names
-    return precision.quads(None, call) if is_small else None
+    is_taken = dot is not None and _reads(call, names) and dtype(call.args[0]) == dot.data
+    return precision.quads(None, call) if is_taken else None
 
 
 def _of_pairs(call: relax.Call) -> Replacement | None:

@@ -22,15 +22,15 @@ from lib.graph.rules import movement
 _FEWEST = 4  # rows of a tile that reads its weights from L2 as fast as it multiplies
 
 
-def at_once(model: Model, registers: int, *, in_pairs: bool = False) -> Model:
+def at_once(model: Model, registers: int, *, of_bytes: bool = False) -> Model:
     """The model with 1x1 convolutions in float32 over all pixels where that fills tiles, channels last; the same model
     if it has none.
 
     Args:
         registers: Vector registers of the machine.
-        in_pairs: Convolutions of bytes, which will be those of pairs (`lib.graph.pairs`), as well.
+        of_bytes: Convolutions of bytes for CPUs that do not add their products (`lib.graph.pairs`), as well.
     """
-    types = [("float32", "float32"), ("int8", "int32")][: 1 + in_pairs]
+    types = [("float32", "float32"), ("int8", "int32")][: 1 + of_bytes]
     over_pixels = _over_pixels(registers, types)
     module = rewrite(model.module, [over_pixels])
     if tvm_ffi.structural_equal(module, model.module):

@@ -12,7 +12,7 @@ the channels that their instructions need.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import ml_dtypes
@@ -99,10 +99,18 @@ def rounded_before_it_is_moved(rewriter: Rewriter, call: relax.Call) -> relax.Ex
     return relax.Call(moved.op, [narrow, *moved.args[1:]], moved.attrs, moved.ty_args)
 
 
-def in_floats(model: Model) -> Model:
+def in_floats(model: Model, stays: Callable[[relax.Call], bool] = lambda _call: False) -> Model:
     """The model with its contractions of bytes in float32, between casts, for CPUs that multiply vectors of integers
-    slower than those of floats (AVX2). Sums below 2**24 are exact; larger ones are rounded like any float."""
-    return rewritten(reweight.replaced(model, [of_floats]), [activations_in_floats])
+    slower than those of floats. Sums below 2**24 are exact; larger ones are rounded like any float.
+
+    Args:
+        stays: Which of them are as they are.
+    """
+
+    def chosen(call: relax.Call) -> Replacement | None:
+        return None if stays(call) else of_floats(call)
+
+    return rewritten(reweight.replaced(model, [chosen]), [activations_in_floats])
 
 
 @rule("relax.matmul")

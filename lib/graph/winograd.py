@@ -39,6 +39,7 @@ from lib.tir.operators import WINOGRAD_LINES
 FUNCTION = "conv2d_winograd"  # name of the functions that compute one, for people
 _LANES = 8  # channels that fill a vector
 _WIDE, _NARROW, _PAIRS = "float32", "bfloat16", "int16"  # element types that products read
+_OF_BYTES = "bytes"  # those of bytes that could be in floats
 _FROM_MEMORY, _THROUGH_CACHE, _THROUGH_MEMORY, _IN_BLOCKS = 10, 14, 45, 8  # cost of an element, in multiplications
 _CACHE = 1 << 23  # elements in float32 that stay in the last cache
 _SMALLEST = 8  # lines and pixels of images apart: a direct convolution skips what holes reach beyond smaller ones
@@ -57,12 +58,15 @@ class _Kind:
     sums: str  # of products; also what the convolution gives
     of_results: str
     tiles: Mapping[int, tuple[int, ...]]  # m, by taps of a side
+    share: float = 1.0  # of the time and memory that products of floats take
+    direct: float = 1.0  # the same of the convolution as it is
 
 
 _KINDS = {
     _WIDE: _Kind("float32", "float32", "float32", {3: (2, 4), 5: (2, 4), 7: (2,)}),
-    _NARROW: _Kind("float32", "float32", "float32", {3: (2,)}),
+    _NARROW: _Kind("float32", "float32", "float32", {3: (2,)}, 0.5, 0.5),
     _PAIRS: _Kind("int16", "int32", "float64", {3: (2, 4)}),
+    _OF_BYTES: _Kind("float32", "int32", "float32", {3: (2, 4), 5: (2, 4), 7: (2,)}, direct=0.6),
 }
 
 
@@ -95,6 +99,12 @@ def replacement_in_pairs(instructions: str, weights: Mapping[str, np.ndarray], l
         return _replacement(instructions, lanes, _PAIRS, call, partial(fits, name)) if name in weights else None
 
     return in_pairs
+
+
+def is_for_floats(instructions: str, lanes: int, call: relax.Call) -> bool:
+    """Whether a convolution of bytes, with weights as small as an instruction takes that does five to eight products in
+    the time of three to four of floats (`lib.tir.small_weights`), is faster in floats: in Winograd's way."""
+    return _tile(call, _OF_BYTES, instructions, lanes) > 0
 
 
 def _replacement(
@@ -146,9 +156,9 @@ def best_tile(
     """
     height, width = image
     kernel, area = depth * channels[0] * channels[1] // groups, height * width
-    share = 0.5 if kind == _NARROW else 1.0  # of a float's time and memory
+    share, direct = _KINDS[kind].share, _KINDS[kind].direct
     from_memory = _FROM_MEMORY_OF.get(instructions, _FROM_MEMORY)
-    costs = {0: share * taps**2 * kernel * float(frames[1] * area + from_memory)}
+    costs = {0: direct * taps**2 * kernel * float(frames[1] * area + from_memory)}
     for tile in (m for m in _KINDS[kind].tiles.get(taps, ()) if m <= most):
         positions = minimal(tile, taps).window ** 2
         elements = -(-height // tile) * -(-width // tile) * positions  # of a transformed image, a channel
@@ -166,7 +176,7 @@ def best_tile(
 def _fill_blocks(channels: tuple[int, int], kind: str) -> bool:
     """Whether convolutions between so many channels are fast in blocks: of 24 in bf16, and to 16, they were slower than
     direct ones (0.65 to 0.91)."""
-    return kind == _WIDE or (not any(n % _VECTOR for n in channels) and channels[1] >= 2 * _VECTOR)
+    return kind in (_WIDE, _OF_BYTES) or (not any(n % _VECTOR for n in channels) and channels[1] >= 2 * _VECTOR)
 
 
 def transformed(kernel: np.ndarray, tile: int, kind: str = _WIDE) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 A CPU multiplies 16 pairs of bf16, or 16 quads of bytes, in the time of 16 floats; with AVX2 alone, 8 pairs of integers
 of 16 bits, which hold bytes, in that of 8, but adds them by another instruction; or 16 pairs of bytes, in sums of 16
-bits, which may overflow. Which of these there are decides which programs are worth having; how one is written into a
-program is `lib.tir.dot`. Some CPUs also have registers for small matrices, and an instruction that multiplies two of
-them and adds the product to a third, in the same types and order of elements: sixteen times as many operations
-(`lib.tir.matrix`).
+bits, which may overflow; an ARM without dot products 8 bytes in that of 4. Which of these there are decides which
+programs are worth having; how one is written into a program is `lib.tir.dot`. Some CPUs also have registers for small
+matrices, and an instruction that multiplies two of them and adds the product to a third, in the same types and order of
+elements: sixteen times as many operations (`lib.tir.matrix`).
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ class Dot:
     weights: str
     sums: str
     holds: int = 0  # registers beside those of sums, data and weights, where another instruction adds to the sums
+    words: int = 1  # of neighbours along the reduction that may be added together, at most, where sums are of 16 bits
 
     @property
     def adds(self) -> bool:
@@ -78,11 +79,15 @@ INT8 = Dot("vpdpbusd", frozenset({"avx512vnni", "avxvnni"}), 4, "uint8", "int8",
 INT16 = Dot("vpmaddwd", frozenset({"avx2"}), 2, "int16", "int16", "int32", holds=1)
 # Adds two products in 16 bits, a second instruction two of these sums, and a third adds that: for weights of which no
 # two neighbours are too large for that (`lib.tir.small_weights`).
-INT7 = Dot("vpmaddubsw", frozenset({"avx2"}), 4, "uint8", "int8", "int32", holds=2)
+INT7 = Dot("vpmaddubsw", frozenset({"avx2"}), 4, "uint8", "int8", "int32", holds=2, words=2)
 ARM_BF16 = Dot("bfdot", frozenset({"bf16"}), 2, "bfloat16", "bfloat16", "float32")
 ARM_INT8 = Dot("usdot", frozenset({"i8mm"}), 4, "uint8", "int8", "int32")
 ARM_SIGNED = Dot("sdot", frozenset({"dotprod"}), 4, "int8", "int8", "int32")
+# Of all ARMs of 64 bits: eight products of 16 bits each, twice, a third instruction adds neighbours, and a fourth those
+# of these, to the sums. Of two weights that are -128, the products may not fit. LLVM has two such steps under way.
+ARM_SMALL = Dot("smull", frozenset({"neon"}), 4, "int8", "int8", "int32", holds=4)
 DOTS = (BF16, INT8, INT16, ARM_BF16, ARM_INT8, ARM_SIGNED)
+FOR_SMALL = (INT7, ARM_SMALL)  # for bytes and weights that are small enough (`lib.tir.small_weights`)
 
 AMX_BF16 = Matrix("tdpbf16ps", "amx-bf16", BF16)
 AMX_INT8 = Matrix("tdpbusd", "amx-int8", INT8)
@@ -91,7 +96,7 @@ MATRICES = (AMX_BF16, AMX_INT8)
 
 def named(name: str) -> Dot:
     """Of the instructions of vectors, by its name."""
-    return next(dot for dot in (*DOTS, INT7) if dot.name == name)
+    return next(dot for dot in (*DOTS, *FOR_SMALL) if dot.name == name)
 
 
 def matrix_named(name: str) -> Matrix:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from tvm.target import Target, codegen
 
-from lib.machine.dots import DOTS, INT7, INT8, INT16, MATRICES, Dot, Matrix
+from lib.machine.dots import ARM_SMALL, DOTS, INT7, INT8, INT16, MATRICES, Dot, Matrix
 
 FLOAT_BITS = 32
 _ARM_32 = ("armv", "arm-", "thumb")  # triples of the older architecture, which has half as many
@@ -33,6 +33,11 @@ class Registers:
             return self
         return replace(self, count=self.count - dot.holds - words + 1, spreads=True)
 
+    @property
+    def weight_bits(self) -> int:
+        """Of weights of bytes that are multiplied fastest."""
+        return 7 if self.for_small == INT7 else 8
+
     def fastest(self, weights: str) -> Dot | Matrix | None:
         """The instruction that multiplies most elements of a type, if there is one."""
         dots = (*self.dots, self.for_small) if self.for_small else self.dots
@@ -53,12 +58,14 @@ def registers(target: Target) -> Registers:
         lanes = min(16, limit)
         narrow = tuple(dot for dot in dots if dot != INT16) if "avx512vl" in features else ()
         looks_up = lanes == 16 and "avx512vbmi" in features
-        return Registers(32, lanes, narrow, _matrices(target, features, lanes), looks_up)
+        for_small = INT7 if {"avx512vl", "avx512bw"} <= features and INT8 not in dots else None
+        return Registers(32, lanes, narrow, _matrices(target, features, lanes), looks_up, for_small=for_small)
     if "avx" in features:
         for_small = INT7 if INT8 not in dots and INT7.features & features else None
         return Registers(16, min(8, limit), dots, spreads=False, for_small=for_small)
     if "neon" in features and not str(target.attrs.get("mtriple", "")).startswith(_ARM_32):
-        return Registers(32, min(4, limit), dots)
+        has_bytes = any(dot.weights == ARM_SMALL.weights for dot in dots)
+        return Registers(32, min(4, limit), dots, for_small=None if has_bytes else ARM_SMALL)
     return Registers(16, min(4, limit), spreads=False)
 
 

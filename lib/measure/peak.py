@@ -4,7 +4,7 @@ from textwrap import indent
 
 import tvm
 
-from lib.machine.dots import INT7, Dot, Matrix
+from lib.machine.dots import Dot, Matrix
 from lib.machine.registers import Registers, registers
 from lib.machine.targets import AnyTarget, CpuTarget
 from lib.measure.runner import Pool
@@ -126,7 +126,7 @@ def loop(target: tvm.target.Target, threads: int, instruction: Dot | Matrix | No
     machine = registers(target)
     sums, lanes = _sums(machine, instruction), machine.lanes
     program = tvm.IRModule({"main": tvm.script.from_source(source(threads, lanes, sums, _STEPS, instruction))})
-    products = instruction.depth * _words_together(instruction) if instruction else 1
+    products = instruction.depth * instruction.words if instruction else 1
     return program, 2 * products * threads * sums * lanes * _STEPS
 
 
@@ -137,11 +137,11 @@ def source(threads: int, lanes: int, sums: int, steps: int, dot: Dot | None = No
     if dot:
         parts = _DOTS
         sizes |= {"depth": dot.depth, "data": dot.data, "weights": dot.weights, "name": dot.name, "mark": MARK,
-                  "kind": dot.sums, "small": small_weights.MARK, "together": _words_together(dot)}  # fmt: skip
-        sizes |= _operands(sums, dot)  # with weights that are called small, which INT7 alone asks for
+                  "kind": dot.sums, "small": small_weights.MARK, "together": dot.words}  # fmt: skip
+        sizes |= _operands(sums, dot)  # with weights that are called small, which those of `FOR_SMALL` ask for
     filled = {name: part.format(**sizes).strip("\n") for name, part in parts.items()}
-    if dot and (together := _words_together(dot)) > 1:
-        filled["step"] = _TOGETHER.format(together=together, mark=TOGETHER) + indent(filled["step"], "    ")
+    if dot and dot.words > 1:
+        filled["step"] = _TOGETHER.format(together=dot.words, mark=TOGETHER) + indent(filled["step"], "    ")
     return _SOURCE.format(**sizes, **filled)
 
 
@@ -149,20 +149,14 @@ def _sums(machine: Registers, dot: Dot | None) -> int:
     """As many as registers hold; of an instruction that does not add itself, beside weights and data of its words."""
     if dot is None or dot.adds:
         return machine.count * 3 // 4
-    words = _words_together(dot)
-    return machine.beside(dot, words).count // (words + 1)
-
-
-def _words_together(dot: Dot) -> int:
-    """How many words are added together, at most: see `lib.tir.small_weights`."""
-    return small_weights.MOST_WORDS if dot == INT7 else 1
+    return machine.beside(dot, dot.words).count // (dot.words + 1)
 
 
 def _operands(sums: int, dot: Dot) -> dict[str, object]:
     """How many words of data and vectors of weights there are, and which a sum takes in a step."""
     if dot.adds:
         return {"words": 1, "word": 0, "vectors": 1, "vector": 0}
-    words, vectors, together = f"step % {_WORDS} + n % {_BY_VECTOR}", f"n // {_BY_VECTOR}", _words_together(dot)
+    words, vectors, together = f"step % {_WORDS} + n % {_BY_VECTOR}", f"n // {_BY_VECTOR}", dot.words
     if together > 1:
         words, vectors = f"{words} + {_BY_VECTOR} * both", f"{vectors} * {together} + both"
     return {

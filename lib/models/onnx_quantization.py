@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from lib.contracts import digests, tables
 from lib.contracts.errors import ConfigError, ModelError
+from lib.machine.dots import INT7
 from lib.tir import small_weights
 
 _BYTE = 8
@@ -120,7 +121,7 @@ def _by_columns(node: onnx.NodeProto, weight: np.ndarray) -> tuple[int, np.ndarr
 def _end_with_room(column: np.ndarray) -> float:
     """The largest magnitude that a column's scale is made for; its own, or as much more as it takes."""
     end = float(np.abs(column).max()) or 1.0
-    while small_weights.words_together(np.rint(column / end * _MOST).astype(np.int8)) < small_weights.MOST_WORDS:
+    while small_weights.words_together(np.rint(column / end * _MOST).astype(np.int8)) < INT7.words:
         end *= _WIDER
     return end
 

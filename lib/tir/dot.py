@@ -1,11 +1,11 @@
 """Instructions that add several products to each lane of a vector, in place of a marked loop over the lanes.
 
 No loop makes LLVM emit `vdpbf16ps` or `vpdpbusd`, which add two or four products of neighbouring elements to each lane,
-nor `vpmaddwd` and `vpmaddubsw`, which add two to one another, for a register tile.
-So a space marks the loop over the lanes of a register tile, around the one over these products, with the name of an
-instruction (`lib.machine.dots`); when programs are lowered, one call takes the place of both. Until then a program says
-what it computes in plain arithmetic: its weights are packed, prefetched and peeled like any others, and where an
-instruction does not fit, as in vectors that are cut off at a border, the loops stay and compute the same.
+nor `vpmaddwd` and `vpmaddubsw`, which add two to one another, nor ARM's `smull` and what adds its products, for a
+register tile. So a space marks the loop over the lanes of a register tile, around the one over these products, with the
+name of an instruction (`lib.machine.dots`); when programs are lowered, one call takes the place of both. Until then a
+program says what it computes in plain arithmetic: its weights are packed, prefetched and peeled like any others, and
+where an instruction does not fit, as in vectors that are cut off at a border, the loops stay and compute the same.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,29 @@ from tvm import tirx
 from tvm.s_tir import SBlockRealize
 from tvm.sym import Analyzer
 
-from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, BF16, DOTS, INT7, INT8, INT16, Dot, named
+from lib.machine.dots import (
+    ARM_BF16,
+    ARM_INT8,
+    ARM_SIGNED,
+    ARM_SMALL,
+    BF16,
+    DOTS,
+    FOR_SMALL,
+    INT7,
+    INT8,
+    INT16,
+    Dot,
+    named,
+)
 from lib.machine.registers import registers
 from lib.tir import analysis
 from lib.tir.small_weights import MARK as SMALL
-from lib.tir.small_weights import MOST_WORDS
 
 MARK = "dot"  # annotation of the loop over lanes: the name of an instruction
 TOGETHER = "words_together"  # annotation of the loop around it, over words that are added to one another first
 
-_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), INT16: (4, 8), INT7: (4, 8),
-           ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,)}  # lanes  # fmt: skip
+_WIDTHS = {BF16: (4, 8, 16), INT8: (4, 8, 16), INT16: (4, 8), INT7: (4, 8, 16),
+           ARM_BF16: (4,), ARM_INT8: (4,), ARM_SIGNED: (4,), ARM_SMALL: (4,)}  # lanes  # fmt: skip
 # TVM knows bf16 as integers, LLVM's intrinsics want its own type.
 _WRAPPER = """
 define <{n} x float> @{name}_{n}(<{n} x float> %c, <{m} x i16> %x, <{m} x i16> %w) alwaysinline nounwind {{
@@ -51,7 +63,7 @@ define <{n} x i32> @{name}_{n}(<{n} x i32> %c, <{m} x i16> %x, <{m} x i16> %w) a
 _OF_SMALL = """
 define <{n} x i32> @{name}_{n}(<{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w) alwaysinline nounwind {{
   %both = call {{ <{n} x i32>, <{n} x i32> }} asm
-      "{name} $4, $3, $1\\0Avpmaddwd $5, $1, $1\\0Avpaddd $1, $0, $0", "=x,=&x,0,x,x,x"(
+      "{name} $4, $3, $1\\0Avpmaddwd $5, $1, $1\\0Avpaddd $1, $0, $0", "=v,=&v,0,v,v,v"(
       <{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w, <{half} x i16> splat (i16 1))
   %r = extractvalue {{ <{n} x i32>, <{n} x i32> }} %both, 0
   ret <{n} x i32> %r
@@ -63,12 +75,26 @@ define <{n} x i32> @{name}_{n}_twice(
     <{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w, <{m} x i8> %y, <{m} x i8> %v) alwaysinline nounwind {{
   %all = call {{ <{n} x i32>, <{n} x i32>, <{n} x i32> }} asm
       "{name} $5, $4, $1\\0A{name} $7, $6, $2\\0Avpaddw $2, $1, $1\\0Avpmaddwd $8, $1, $1\\0Avpaddd $1, $0, $0",
-      "=x,=&x,=&x,0,x,x,x,x,x"(
+      "=v,=&v,=&v,0,v,v,v,v,v"(
       <{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w, <{m} x i8> %y, <{m} x i8> %v, <{half} x i16> splat (i16 1))
   %r = extractvalue {{ <{n} x i32>, <{n} x i32>, <{n} x i32> }} %all, 0
   ret <{n} x i32> %r
 }}
 """
+# Eight products, twice; the sums of two neighbours each, in 16 bits; and of two of these, in 32. Each is a statement of
+# its own, which LLVM may move, for CPUs that wait for each in its turn. Of intrinsics, it would bring the second halves
+# of weights to registers of their own, and add the products of several steps to one another first.
+_OF_SIGNED = """
+define <{n} x i32> @{name}_{n}(<{n} x i32> %c, <{m} x i8> %x, <{m} x i8> %w) alwaysinline nounwind {{
+  %p = call <{half} x i16> asm "{name} $0.{half}h, $1.{half}b, $2.{half}b", "=w,w,w"(<{m} x i8> %x, <{m} x i8> %w)
+  %q = call <{half} x i16> asm "{name}2 $0.{half}h, $1.{m}b, $2.{m}b", "=w,w,w"(<{m} x i8> %x, <{m} x i8> %w)
+  %s = call <{half} x i16> asm "addp $0.{half}h, $1.{half}h, $2.{half}h", "=w,w,w"(
+      <{half} x i16> %p, <{half} x i16> %q)
+  %r = call <{n} x i32> asm "sadalp $0.{n}s, $2.{half}h", "=w,0,w"(<{n} x i32> %c, <{half} x i16> %s)
+  ret <{n} x i32> %r
+}}
+"""
+_OF_SUMS_IN_TURN = {INT16: _IN_ORDER, INT7: _OF_SMALL + _OF_TWO_WORDS, ARM_SMALL: _OF_SIGNED}
 
 
 def _is_wrapped(dot: Dot) -> bool:
@@ -78,8 +104,7 @@ def _is_wrapped(dot: Dot) -> bool:
 
 def _wrapper(dot: Dot, lanes: int) -> str:
     if not dot.adds:
-        text = _OF_SMALL + _OF_TWO_WORDS if dot == INT7 else _IN_ORDER
-        return text.format(n=lanes, m=dot.depth * lanes, half=2 * lanes, name=dot.name)
+        return _OF_SUMS_IN_TURN[dot].format(n=lanes, m=dot.depth * lanes, half=2 * lanes, name=dot.name)
     x86, arm = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", f"llvm.aarch64.neon.bfdot.v{lanes}f32.v{2 * lanes}bf16"
     return _WRAPPER.format(n=lanes, m=2 * lanes, name=dot.name, intrinsic=x86 if dot == BF16 else arm)
 
@@ -93,7 +118,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if not marked:
         return function
     target = (function.attrs or {}).get("target")
-    there = {*DOTS, INT7} if target is None else {*(found := registers(target)).dots, found.for_small}
+    there = {*DOTS, *FOR_SMALL} if target is None else {*(found := registers(target)).dots, found.for_small}
     wrapped: set[tuple[Dot, int]] = set()
 
     together = {loop.loop_var for loop in analysis.walk(function.body, tirx.For) if _may_be_together(loop)}
@@ -121,7 +146,7 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _may_be_together(loop: tirx.For) -> bool:
     """Whether a loop is over as many words as the weights allow that the block in it reads."""
     blocks = [each.block for each in analysis.walk(loop.body, SBlockRealize)] if TOGETHER in loop.annotations else []
-    return len(blocks) == 1 and int(loop.extent) == MOST_WORDS <= int(blocks[0].annotations.get(SMALL, 0))
+    return len(blocks) == 1 and int(loop.extent) == INT7.words <= int(blocks[0].annotations.get(SMALL, 0))
 
 
 def _together(loop: tirx.For, may_be: bool) -> tirx.Stmt:
@@ -133,7 +158,7 @@ def _together(loop: tirx.For, may_be: bool) -> tirx.Stmt:
     [store] = calls
     name, sums, *operands = store.value.args
     words = [analysis.replaced(each, {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, n)})
-             for n in range(MOST_WORDS) for each in operands]  # fmt: skip
+             for n in range(INT7.words) for each in operands]  # fmt: skip
     kind = str(store.value.ty.dtype)
     value = tirx.call_pure_extern(kind, f"{name.value}_twice", sums, *words)
     both = tirx.BufferStore(store.buffer, value, store.indices)
@@ -154,7 +179,7 @@ def _instruction(loop: tirx.For) -> tirx.Stmt | None:
     if lanes not in _WIDTHS[dot] or len(inner) != 1 or int(inner[0].extent) != dot.depth or len(realizations) != 1:
         return None
     [realization], variables = realizations, [loop.loop_var, inner[0].loop_var]
-    if dot == INT7 and SMALL not in realization.block.annotations:
+    if dot in FOR_SMALL and SMALL not in realization.block.annotations:
         return None  # a trace that was found for other weights
     operands = analysis.added_factors(realization.block)
     if operands is None or any(var in analysis.variables([realization.predicate]) for var in variables):

@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from lib.machine.dots import INT8, INT16
+from lib.machine.dots import INT7, INT8, INT16
 from lib.machine.registers import registers
 from lib.tir import analysis
 
@@ -75,9 +75,10 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     target = (function.attrs or {}).get("target")
     if target is None or target.kind.name != "llvm":
         return function
-    there, found = registers(target).dots, set[str]()
+    machine, found = registers(target), set[str]()
+    there = machine.dots
     has_bf16 = any(dot.data == "bfloat16" for dot in there)
-    is_x86 = INT8 in there or INT16 in there
+    is_x86 = not {INT8, INT16, INT7}.isdisjoint((*there, machine.for_small))
 
     def call(name: str, kind: str, *values: Any) -> Any:
         found.add(name)

@@ -41,7 +41,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from lib.machine.dots import BF16, INT7, Dot
+from lib.machine.dots import BF16, Dot
 from lib.machine.registers import Registers, registers
 from lib.search.spaces import tiling
 from lib.search.spaces.microkernel import Slabs, tile_contraction
@@ -183,7 +183,7 @@ def _tiles(
 
 def _words_together(reduction: SBlock, roles: Roles, dot: Dot | None) -> int:
     """How many words of small weights are added together before they are to the sums; 1 of others."""
-    most = int(reduction.annotations.get(small_weights.MARK, 1)) if dot == INT7 else 1
+    most = min(dot.words, int(reduction.annotations.get(small_weights.MARK, 1))) if dot else 1
     channels = int(reduction.iter_vars[roles.reduction[-1]].dom.extent)
     return most if dot and channels % (most * dot.depth) == 0 else 1
 

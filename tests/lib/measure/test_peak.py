@@ -7,7 +7,7 @@ import tvm
 from tvm.target import Target
 
 from lib.machine import targets
-from lib.machine.dots import AMX_BF16, BF16, INT7, INT8, INT16
+from lib.machine.dots import AMX_BF16, ARM_SMALL, BF16, INT7, INT8, INT16
 from lib.measure import peak
 from lib.tir import lowering
 from tests.lib.tir import test_matrix
@@ -126,14 +126,17 @@ def test_bytes_with_small_weights_compute_what_they_count_two_words_at_a_time():
     assert "vpaddw" in library.inspect_source("s")
 
 
-@needs_avx2
-@pytest.mark.parametrize("dot", [INT16, INT7])
-def test_what_another_instruction_adds_stays_in_the_registers_that_are_left(dot):
-    haswell = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2})
-    module, _ = peak.loop(haswell, 2, dot)
+@pytest.mark.parametrize(
+    ("dot", "cpu"),
+    [(INT16, "haswell"), (INT7, "haswell"), (INT7, "skylake-avx512"), (ARM_SMALL, "cortex-a72")],
+)
+def test_what_another_instruction_adds_stays_in_the_registers_that_are_left(dot, cpu):
+    triple = "aarch64-linux-gnu" if dot == ARM_SMALL else "x86_64-linux-gnu"
+    target = Target({"kind": "llvm", "mtriple": triple, "mcpu": cpu, "num-cores": 2})
+    module, _ = peak.loop(target, 2, dot)
 
-    text = lowering.build(module, haswell).inspect_source("s")
+    text = lowering.build(module, target).inspect_source("s")
 
-    loop = max(text.split("\n\tj"), key=lambda part: part.count(dot.name))  # between two jumps
+    loop = max(re.split(r"\n\t(?:j|b\.)", text), key=lambda part: part.count(dot.name))  # between two jumps
     assert loop.count(dot.name) > 1
-    assert not re.search(r"vmov\w+\s+%ymm\d+, -?\d*\(%rsp\)", loop)
+    assert not re.search(r"vmov\w+\s+%[yz]mm\d+, -?\d*\(%rsp\)|\tst[rp]\tq\d+.*\[sp", loop)

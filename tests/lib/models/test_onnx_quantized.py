@@ -58,6 +58,7 @@ def x86(mcpu):
 
 
 OF_BYTES, IN_PAIRS, IN_FLOATS = map(x86, ("icelake-server", "haswell", "sandybridge"))  # what these multiply
+OF_SMALL = x86("skylake-avx512")  # bytes with small weights, else floats
 
 
 def in_pairs(operators):
@@ -246,13 +247,16 @@ def test_a_file_is_within_a_quantum_of_its_definition_and_its_contractions_are_o
     assert not {kernel for kernel in kernels if ("conv" in kernel or "matmul" in kernel) and kernel not in operators}
 
 
+@pytest.mark.parametrize("made_for", [IN_FLOATS, OF_SMALL], ids=["AVX", "AVX-512"])
 @pytest.mark.parametrize("name", ["conv", "depthwise", "product", "two activations"])
-def test_without_an_instruction_for_bytes_contractions_are_of_floats_and_compute_the_same(tmp_path, cpu, name):
+def test_without_an_instruction_for_bytes_contractions_are_of_floats_and_compute_the_same(
+    tmp_path, cpu, name, made_for
+):
     nodes, shape, weights, _ = CASES[name]
     path, x = file(tmp_path / "q.onnx", nodes, shape, weights), image(shape)
     [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
 
-    [found], kernels = found_in(path, x, cpu, IN_FLOATS)
+    [found], kernels = found_in(path, x, cpu, made_for)
 
     assert np.mean(np.abs(found - expected) > 1e-3) <= 2e-3
     assert not any(kernel.endswith(("_int8", "_int16")) for kernel in kernels)
@@ -271,31 +275,49 @@ def test_with_an_instruction_for_pairs_they_are_of_these_and_compute_the_same(tm
     assert not any(kernel.endswith("_int8") for kernel in kernels)
 
 
+@pytest.mark.parametrize("made_for", [IN_PAIRS, OF_SMALL], ids=["AVX2", "AVX-512"])
 @pytest.mark.parametrize("share", [2, 4])
 @pytest.mark.parametrize("name", ["conv", "strides", "one scale", "concatenation", "product"])
-def test_of_seven_bits_they_stay_bytes_where_pairs_are_multiplied_and_compute_the_same(tmp_path, cpu, name, share):
+def test_of_seven_bits_they_stay_bytes_and_compute_the_same(tmp_path, cpu, name, share, made_for):
     nodes, shape, weights, operators = CASES[name]
     smaller = {each: (values // share if values.dtype == np.int8 and values.ndim > 1 else values)
               for each, values in weights.items()}  # fmt: skip
     path, x = file(tmp_path / "q.onnx", nodes, shape, smaller), image(shape)
     [expected], _ = found_in(path, x, cpu)
 
-    [found], kernels = found_in(path, x, cpu, IN_PAIRS)
+    [found], kernels = found_in(path, x, cpu, made_for)
 
     np.testing.assert_array_equal(found, expected)
     assert operators <= kernels
     assert not any(kernel.endswith("_int16") for kernel in kernels)
 
 
-def test_one_pair_of_weights_that_is_too_large_makes_pairs_of_a_layer(tmp_path, cpu):
+def test_one_pair_of_weights_that_is_too_large_makes_pairs_or_floats_of_a_layer(tmp_path, cpu):
     nodes, shape, weights, operators = CASES["strides"]
     kernel = KERNEL // 2
     kernel[3, 2:4, 1, 1] = 64, 65
     path = file(tmp_path / "q.onnx", nodes, shape, {**weights, "w": kernel})
 
     _, kernels = found_in(path, image(shape), cpu, IN_PAIRS)
+    _, others = found_in(path, image(shape), cpu, OF_SMALL)
 
     assert in_pairs(operators) <= kernels
+    assert "conv2d" in others
+
+
+def test_convolutions_of_small_weights_are_of_floats_where_winograds_way_is_faster(tmp_path, cpu):
+    """Of 96 channels less than a third of the multiplications is left; of 8, transforms take more than they save."""
+    for channels, operator in ((96, "winograd_conv2d"), (8, "conv2d_int8")):
+        kernel = RNG.integers(-63, 64, (channels, channels, 3, 3)).astype(np.int8)
+        nodes = [dequantized("x_q"), dequantized("w", "s1", "z1"), helper.make_node("Conv", CONV[:2], ["c"]), *LAST]
+        shape = (1, channels, 26, 26)
+        path, x = file(tmp_path / "q.onnx", nodes, shape, {"w": kernel, **S9}), image(shape)
+        [expected], _ = found_in(path, x, cpu)
+
+        [found], kernels = found_in(path, x, cpu, OF_SMALL)
+
+        assert operator in kernels
+        assert np.mean(np.abs(found - expected) > 1e-3) <= 2e-3  # a rounding to the other side
 
 
 def test_bytes_that_all_readers_widen_are_stored_so_by_who_makes_them(tmp_path):
@@ -317,45 +339,62 @@ def test_bytes_that_all_readers_widen_are_stored_so_by_who_makes_them(tmp_path):
     assert not any("uint8" in kinds for kinds in read)
 
 
-PI = targets.cpu_target("raspberry-pi/5")  # its instruction multiplies signed bytes by signed ones
+# Their instructions multiply signed bytes by signed ones: one that adds them, and three for what another one adds.
+PI, OLD_PI = (targets.cpu_target(f"raspberry-pi/{name}") for name in ("5", "4b-aarch64"))
 
 
+@pytest.mark.parametrize("board", [PI, OLD_PI], ids=["5", "4"])
 @pytest.mark.parametrize(
     "name",
     ["conv", "strides", "groups, with zero points around the image", "relu and pool", "concatenation", "product"],
 )
 def test_where_an_instruction_takes_signed_bytes_alone_contractions_are_of_these_and_compute_the_same(
-    tmp_path, cpu, name
+    tmp_path, cpu, name, board
 ):
     nodes, shape, weights, operators = CASES[name]
     path, x = file(tmp_path / "q.onnx", nodes, shape, weights), image(shape)
 
-    [found], kernels = found_in(path, x, cpu, PI)
+    [found], kernels = found_in(path, x, cpu, board)
 
     [expected], _ = found_in(path, x, cpu)
     np.testing.assert_array_equal(found, expected)
+    if board is OLD_PI:  # groups have two channels, which fill no word
+        operators = {each.replace("group_conv2d_int8", "group_conv2d") for each in operators}
     assert operators <= kernels
 
 
+@pytest.mark.parametrize(("board", "instruction"), [(PI, "sdot"), (OLD_PI, "smull")], ids=["5", "4"])
 @pytest.mark.parametrize("name", ["conv", "product", "concatenation"])
-def test_and_no_unsigned_ones_are_left_for_these_to_read(tmp_path, name):
+def test_and_no_unsigned_ones_are_left_for_these_to_read(tmp_path, name, board, instruction):
     nodes, shape, weights, _ = CASES[name]
+    path = file(tmp_path / "q.onnx", nodes, shape, weights)
 
-    model = choose_algorithms(onnx_import.load(file(tmp_path / "q.onnx", nodes, shape, weights)), PI, AlgorithmConfig())
+    model = choose_algorithms(onnx_import.load(path), board, AlgorithmConfig())
 
-    subgraphs = extract_subgraphs(fusion.fuse(model.module, PI.tvm()))
+    subgraphs = extract_subgraphs(fusion.fuse(model.module, board.tvm()))
     mains = [tvm.ir.load_json(each.workload)["main"] for each in subgraphs if each.core_operator.endswith("_int8")]
     assert mains
     for main in mains:
         assert [str(param.ty.dtype) for param in main.params[:2]] == ["int8", "int8"]
-        assert [d.name for block in analysis.leaf_blocks(main) if (d := _instruction(main, block)) is not None] == [
-            "sdot"
-        ]
+        found = [_instruction(main, block, board) for block in analysis.leaf_blocks(main)]
+        assert [dot.name for dot in found if dot is not None] == [instruction]
 
 
-def _instruction(main, block):
+def _instruction(main, block, board):
     roles = contraction_roles(block)
-    return contraction.instruction(main, block, roles, registers(PI.tvm())) if roles else None
+    return contraction.instruction(main, block, roles, registers(board.tvm())) if roles else None
+
+
+def test_two_neighbours_that_are_minus_128_make_floats_of_a_layer_where_sums_of_products_have_16_bits(tmp_path, cpu):
+    nodes, shape, weights, operators = CASES["strides"]
+    for least, expected in ((-127, operators), (-128, {"conv2d"})):
+        kernel = KERNEL.copy()
+        kernel[3, 2:4, 1, 1] = -128, least
+        path = file(tmp_path / "q.onnx", nodes, shape, {**weights, "w": kernel})
+
+        _, kernels = found_in(path, image(shape), cpu, OLD_PI)
+
+        assert expected <= kernels
 
 
 def test_two_activations_are_multiplied_in_floats_there(tmp_path, cpu):
@@ -384,7 +423,7 @@ def test_sums_of_integers_are_exact(tmp_path, cpu, name):
     path, x = file(tmp_path / "q.onnx", [node], shape, {"w": weight}, [("y", TensorProto.INT32)]), image(shape)
     [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
 
-    for made_for in (OF_BYTES, IN_PAIRS, PI):
+    for made_for in (OF_BYTES, IN_PAIRS, PI, OLD_PI):
         [found], kernels = found_in(path, x, cpu, made_for)
 
         np.testing.assert_array_equal(found, expected)
@@ -438,11 +477,11 @@ def test_what_is_quantised_when_it_is_known_is_multiplied_in_bytes(tmp_path, cpu
         None, {"a": centred.astype(np.float64), "b": (weight.astype(np.int64) - around).astype(np.float64)}
     )
 
-    for made_for in (OF_BYTES, IN_PAIRS, PI):
+    for made_for in (OF_BYTES, IN_PAIRS, PI, OLD_PI):
         [found], operators = found_in(path, x, cpu, made_for)
 
         np.testing.assert_allclose(found, expected * scale, rtol=1e-5, atol=1e-5 * np.abs(expected).max() * scale)
-        assert made_for is PI or (in_pairs(kernels) if made_for is IN_PAIRS else kernels) <= operators
+        assert made_for in (PI, OLD_PI) or (in_pairs(kernels) if made_for is IN_PAIRS else kernels) <= operators
 
 
 def test_scales_that_differ_make_no_subgraph_of_their_own(tmp_path, cpu):

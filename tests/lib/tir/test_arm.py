@@ -1,16 +1,18 @@
 """Programs for ARM on an emulated CPU: NEON's registers, its instructions for narrow elements, and what it is asked."""
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tvm
 
 from lib.machine import targets
-from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED
+from lib.machine.dots import ARM_BF16, ARM_INT8, ARM_SIGNED, ARM_SMALL
 from lib.machine.registers import registers
 from lib.search import evolution
-from lib.tir import lowering, traces
+from lib.tir import lowering, small_weights, traces
 from tests.emulated import needs_emulator, needs_linker, run_all
 from tests.helpers import matmul, packed, run_on
 from tests.lib.tir.test_dot import convolution, in_groups, product
@@ -84,6 +86,50 @@ def test_products_and_convolutions_by_its_instructions_are_numpys_to_the_last_bi
 
     for name, result in found.items():
         np.testing.assert_array_equal(result, expected[name.partition("-")[0]].astype(dot.sums))
+
+
+def of_small(plain):
+    return tvm.IRModule({"main": small_weights.marked(plain["main"], 1)})
+
+
+def test_sixteen_products_are_four_instructions_on_an_arm_without_dot_products():
+    """Eight products, twice; their neighbours added; and these added to sums. What they read is loaded whole."""
+    workload = of_small(product(12, 48, 64, ARM_SMALL))
+
+    for trace in some(workload, OLD):
+        text = assembly(packed(workload, trace, OLD), OLD)
+
+        assert text.count("\tsmull\t") > 0
+        assert {text.count(f"\t{name}\t") for name in ("smull2", "addp", "sadalp")} == {text.count("\tsmull\t")}
+        assert not re.search(r"\text\tv", text)
+
+
+@pytest.mark.acceptance
+@needs_linker
+@needs_emulator
+def test_sums_of_16_bits_are_numpys_on_an_arm_without_dot_products(tmp_path):
+    rng, ends = np.random.default_rng(0), np.array([-128, -127, 126, 127], np.int8)
+    x, w = rng.choice(ends, (13, 40)), rng.choice(ends[1:], (40, 48))
+    x[0], w[:, 0], w[:, 1], w[::2, 2] = -128, -127, 127, -128  # the largest sums that there are, and other neighbours
+    x[1], w[1::2, 2] = 127, -127
+    assert small_weights.words_together(w, ARM_SMALL) == 1
+    workload, kernels = of_small(product(13, 48, 40, ARM_SMALL)), {}
+    for n, trace in enumerate(some(workload, OLD)):
+        program = traces.program(workload, trace, OLD.tvm())
+        assert "\tsmull\t" in assembly(program, OLD)
+        kernels[str(n)] = program, [x, w], np.zeros((13, 48), np.int32)
+
+    found = run_all(kernels, OLD, tmp_path, "cortex-a72")
+
+    for result in found.values():
+        np.testing.assert_array_equal(result, x.astype(np.int32) @ w.astype(np.int32))
+
+
+def test_products_whose_weights_nobody_knows_have_no_sums_of_16_bits():
+    workload = product(13, 48, 40, ARM_SMALL)
+
+    for trace in some(workload, OLD):
+        assert "\taddp\t" not in assembly(traces.program(workload, trace, OLD.tvm()), OLD)
 
 
 @pytest.mark.acceptance

@@ -27,6 +27,11 @@ DOTS = registers(targets.cpu_target().tvm()).dots  # of this CPU
 FEATURES = {str(feature) for feature in tvm.target.codegen.llvm_get_cpu_features(targets.cpu_target().tvm())}
 needs_it = pytest.mark.skipif(BF16 not in DOTS, reason="needs a CPU with AVX512-BF16")
 needs_avx2 = pytest.mark.skipif(INT16.features.isdisjoint(FEATURES), reason="needs an x86 CPU with AVX2")
+# What adds products of bytes in 16 bits, in vectors of 256 bits and of 512.
+OLD = [
+    pytest.param({**WITHOUT, "mcpu": "haswell"}, marks=needs_avx2, id="AVX2"),
+    pytest.param(WITHOUT, marks=pytest.mark.skipif("avx512bw" not in FEATURES, reason="needs AVX-512"), id="AVX-512"),
+]
 needs_vnni = pytest.mark.skipif(INT8 not in DOTS, reason="needs a CPU with AVX512-VNNI")
 
 
@@ -245,15 +250,15 @@ def test_products_of_pairs_are_numpys_to_the_last_bit(shape, has_it):
         assert bool(instructions(packed(workload, trace, old), old, INT16.name)) == has_it
 
 
-@needs_avx2
+@pytest.mark.parametrize("old", OLD)
 @pytest.mark.parametrize("words", [1, 2])
 @pytest.mark.parametrize(
     ("shape", "at_once"),
     [((13, 48, 32), 2), ((16, 24, 12), 1), ((8, 12, 8), 2), ((13, 48, 6), 0)],
     ids=["a prime number of rows", "an odd number of words", "vectors of half the width", "no words"],
 )
-def test_products_with_small_weights_are_numpys_to_the_last_bit(shape, at_once, words):
-    (rows, columns, depth), old = shape, Target({**WITHOUT, "mcpu": "haswell"})
+def test_products_with_small_weights_are_numpys_to_the_last_bit(shape, at_once, words, old):
+    (rows, columns, depth), old = shape, Target(old)
     plain, rng = product(rows, columns, depth, INT7), np.random.default_rng(0)
     workload = tvm.IRModule({"main": small_weights.marked(plain["main"], words)})
     x = rng.choice([0, 1, 254, 255], (rows, depth)).astype(np.uint8)  # the largest sums that there are
@@ -282,10 +287,10 @@ def test_products_whose_weights_nobody_knows_have_no_sums_of_16_bits():
         np.testing.assert_array_equal(found, x.astype(np.int32) @ w.astype(np.int32))
 
 
-@needs_avx2
+@pytest.mark.parametrize("old", OLD)
 @pytest.mark.parametrize("words", [1, 2])
-def test_convolutions_in_groups_with_small_weights_are_numpys(words):
-    groups, (into, out), old, rng = 3, (8, 16), Target({**WITHOUT, "mcpu": "haswell"}), np.random.default_rng(0)
+def test_convolutions_in_groups_with_small_weights_are_numpys(words, old):
+    groups, (into, out), old, rng = 3, (8, 16), Target(old), np.random.default_rng(0)
     image = rng.choice([0, 1, 254, 255], (1, 9, 9, groups * into)).astype(np.uint8)
     weight = rng.choice([-1, 1], (3, 3, into, groups * out)).astype(np.int8) * np.int8(small_weights.largest(words))
     windows = np.lib.stride_tricks.sliding_window_view(image.astype(np.int32), (3, 3), axis=(1, 2))
@@ -316,6 +321,18 @@ def test_a_trace_for_smaller_weights_leaves_the_loops_of_larger_ones_and_compute
             assert bool(instructions(program, old, INT7.name)) == (words == 1)
             found = run_on(program, old, [x, weights.astype(np.int8)], np.zeros((8, 32), np.int32))
             np.testing.assert_array_equal(found, x.astype(np.int32) @ weights)
+
+
+@pytest.mark.parametrize("words", [1, 2])
+def test_with_avx_512_small_weights_are_multiplied_in_its_vectors(words):
+    old = Target(WITHOUT)
+    workload = tvm.IRModule({"main": small_weights.marked(product(12, 64, 64, INT7)["main"], words)})
+
+    for trace in programs(workload, old, 3):
+        text = lowering.build(packed(workload, trace, old), old).inspect_source("s")
+        found = [line for line in text.splitlines() if INT7.name in line]
+        assert found
+        assert all("%zmm" in line for line in found)
 
 
 def test_tiles_of_pairs_leave_a_register_to_what_is_added():

@@ -3,6 +3,7 @@ import pytest
 from tvm import te
 from tvm.s_tir import SBlock
 
+from lib.machine.dots import ARM_SMALL, INT7
 from lib.tir import analysis, parameters, small_weights
 from lib.tir.workload import as_workload
 
@@ -67,9 +68,23 @@ def test_missing_channels_are_zeros():
     assert small_weights.words_together(np.full((3, 4), 127, np.int8)) == 0
 
 
-@pytest.mark.parametrize(("words", "largest"), [(1, 64), (2, 32)])
-def test_the_reduction_of_bytes_is_marked_and_its_weights_are_told(words, largest):
-    function = small_weights.marked(product(), words)
+@pytest.mark.parametrize(
+    ("pair", "words"), [((127, -128), 1), ((-127, -128), 1), ((-128, -128), 0), ((0, -128), 1), ((100, 100), 1)]
+)
+def test_of_signed_data_any_pair_fits_but_that_of_the_least_numbers(pair, words):
+    weights = np.full((8, 3), 64, np.int8)
+    weights[4:6, 1] = pair
+
+    assert small_weights.words_together(weights, ARM_SMALL) == words
+    sums = [a * pair[0] + b * pair[1] for a in (-128, 127) for b in (-128, 127)]
+    assert all(-(2**15) <= each < 2**15 for each in sums) == (words > 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "largest", "dot"), [("uint8", 1, 64, INT7), ("uint8", 2, 32, INT7), ("int8", 1, 127, ARM_SMALL)]
+)
+def test_the_reduction_of_bytes_is_marked_and_its_weights_are_told(data, words, largest, dot):
+    function = small_weights.marked(product(data), words)
 
     marked = [
         block.name_hint for block in analysis.walk(function.body, SBlock) if small_weights.MARK in block.annotations
@@ -77,10 +92,10 @@ def test_the_reduction_of_bytes_is_marked_and_its_weights_are_told(words, larges
     assert marked == ["out"]
     assert small_weights.bounds(function) == {1: largest}
     assert parameters.value_bounds(function) == {1: -largest}
-    assert small_weights.words_together(np.full((8, 6), -largest, np.int8)) == words
+    assert small_weights.words_together(np.full((8, 6), -largest, np.int8), dot) == words
 
 
-@pytest.mark.parametrize(("data", "weights"), [("int8", "int8"), ("int16", "int16"), ("uint8", "uint8")])
+@pytest.mark.parametrize(("data", "weights"), [("int8", "int16"), ("int16", "int16"), ("uint8", "uint8")])
 def test_other_products_are_not(data, weights):
     assert small_weights.bounds(small_weights.marked(product(data, weights), 1)) == {}
 
