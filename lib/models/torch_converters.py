@@ -1,69 +1,15 @@
-"""How torch's operators are taken apart, and written in Relax where TVM 0.27's importer is wrong or costs time."""
+"""torch's operators in Relax, where TVM 0.27's importer has none, is wrong, or costs time."""
 
-import math
 import operator
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 
-from lib.models import torch_recurrence
+from lib.models import torch_indexing, torch_pooling, torch_recurrence, torch_resize
 
 Convert = Callable[[Any, Any], relax.Expr]
-
-
-def decompositions(torch: ModuleType, whole: Sequence[Any] = ()) -> Any:
-    """How operators are taken apart: as torch does it, but products stay whole.
-
-    torch makes `addmm` of linear layers and `bmm` of batched products, in reshapes and expansions.
-
-    Args:
-        whole: Other operators that stay.
-    """
-    aten = torch.ops.aten
-    table = torch.export.default_decompositions()
-    for kept in (aten.linear.default, aten.matmul.default, *whole):
-        table.pop(kept, None)
-    table[aten.scaled_dot_product_attention.default] = _attention
-    return table
-
-
-def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """scaled_dot_product_attention in four operators; torch's own decomposition scans all scores for masked rows.
-
-    Args:
-        query: `... x n x d`; key and value are `... x m x d`, of fewer heads if `enable_gqa`.
-        attn_mask: Broadcasts to `... x n x m`; where it is False, or adds -inf, nothing is read.
-
-    A row that may read nothing gives zeros, as in torch.
-    """
-    import torch
-
-    if enable_gqa:
-        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    if is_causal:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
-    scores = (query @ key.transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if attn_mask is None:
-        return scores.softmax(-1) @ value
-    readable = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
-    if attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, -math.inf).to(query.dtype)
-    result = (scores + attn_mask).softmax(-1) @ value
-    return result if is_causal else torch.where(readable.any(-1, keepdim=True), result, 0.0)
 
 
 def dtype_of(value: Any) -> str:
@@ -75,36 +21,6 @@ def _embedding(node: Any, importer: Any) -> relax.Var:
     """A plain gather by the ids as they come; the importer casts, flattens and restores them."""
     table, ids = (importer.env[argument] for argument in node.args[:2])
     return importer.block_builder.emit(relax.op.take(table, ids, axis=0, mode="clip"))
-
-
-def _index(node: Any, importer: Any) -> relax.Var:
-    """To read every element once, in order (as the masks of transformers are read), is to reshape."""
-    x, indices = importer.env[node.args[0]], [importer.env.get(index) for index in node.args[1]]
-    if all(isinstance(index, tvm.ir.Constant) for index in indices):
-        numbers = np.arange(math.prod(node.args[0].meta["val"].shape)).reshape(node.args[0].meta["val"].shape)
-        read = numbers[tuple(index.value.numpy() for index in indices)]
-        if np.array_equal(read.ravel(), numbers.ravel()):
-            return importer.block_builder.emit(relax.op.reshape(x, read.shape))
-    crossed = _crossed(node, importer)
-    return importer._index_tensor(node) if crossed is None else crossed
-
-
-def _crossed(node: Any, importer: Any) -> relax.Var | None:
-    """Neighbouring axes of which each is read at places of its own, as an enlarged volume reads them: axis by axis.
-    None for all else; of three the importer broadcasts places to what has no common shape."""
-    taken = [(axis, index) for axis, index in enumerate(node.args[1]) if index is not None]
-    shapes = [tuple(index.meta["val"].shape) for _, index in taken]
-    rank = max(map(len, shapes))
-    along = [[rank - len(shape) + n for n, extent in enumerate(shape) if extent != 1] for shape in shapes]
-    places = [place for each in along for place in each]
-    axes = [axis for axis, _ in taken]
-    is_crossed = all(len(each) == 1 for each in along) and places == sorted(set(places))
-    if len(taken) == 1 or not is_crossed or axes != list(range(axes[0], axes[0] + len(axes))):
-        return None
-    found, emit = importer.env[node.args[0]], importer.block_builder.emit
-    for axis, index in taken:
-        found = emit(relax.op.take(found, emit(relax.op.reshape(importer.env[index], (-1,))), axis=axis))
-    return emit(relax.op.reshape(found, tuple(node.meta["val"].shape)))
 
 
 def _convolution(node: Any, importer: Any) -> relax.Var:
@@ -227,18 +143,6 @@ def _joined(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.concat(parts, axis)) if parts else importer.env[node.args[0][0]]
 
 
-def _put(node: Any, importer: Any) -> relax.Var:
-    """One value where a mask says so; the importer takes places alone."""
-    (x, places, values), is_added = node.args[:3], len(node.args) > 3 and node.args[3]
-    is_masked = len(places) == 1 and dtype_of(places[0].meta["val"]) == "bool"
-    if not is_masked or is_added or values.meta["val"].numel() != 1:
-        return importer._index_put(node)
-    x, mask, value = (importer.env[each] for each in (x, places[0], values))
-    missing = list(range(mask.ty.ndim, x.ty.ndim))
-    mask = importer.block_builder.emit(relax.op.expand_dims(mask, missing)) if missing else mask
-    return importer.block_builder.emit(relax.op.where(mask, value, x))
-
-
 def _permute(node: Any, importer: Any) -> relax.Var:
     """Axes counted from the start: ConvertLayout takes no others."""
     x = importer.env[node.args[0]]
@@ -253,6 +157,67 @@ def _squeeze(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(relax.op.squeeze(x, kept)) if kept else x
 
 
+def _extreme(of_all: Callable[..., relax.Expr]) -> Convert:
+    """The largest or the smallest along axes; of all elements, where none are named."""
+
+    def convert(node: Any, importer: Any) -> relax.Var:
+        value = importer.env[node.args[0]]
+        axes = list(node.args[1]) if len(node.args) > 1 else []
+        keepdims = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+        found = of_all(value, [axis % value.ty.ndim for axis in axes] or None, keepdims) if value.ty.ndim else value
+        return importer.block_builder.emit(found)
+
+    return convert
+
+
+def _smallest_along(node: Any, importer: Any) -> relax.Var:
+    """And where it was."""
+    x, (axis, *rest), emit = importer.env[node.args[0]], node.args[1:], importer.block_builder.emit
+    both = emit(relax.op.topk(x, k=1, axis=axis, largest=False, ret_type="both", dtype="int64"))
+    keepdim = rest[0] if rest else node.kwargs.get("keepdim", False)
+    parts = [both[0], both[1]] if keepdim else [emit(relax.op.squeeze(both[n], [axis])) for n in (0, 1)]
+    return emit(relax.Tuple(parts))
+
+
+def _product(node: Any, importer: Any) -> relax.Var:
+    x, axis, *rest = node.args
+    keepdims = rest[0] if rest else node.kwargs.get("keepdim", False)
+    value, dtype = importer.env[x], dtype_of(node.meta["val"])
+    if str(value.ty.dtype) != dtype:
+        value = importer.block_builder.emit(relax.op.astype(value, dtype))
+    return importer.block_builder.emit(relax.op.prod(value, axis, keepdims))
+
+
+def _parts(node: Any, importer: Any) -> Any:
+    """A tensor that is one part is that part; Relax's `split` into one is no tuple."""
+    return [importer.env[node.args[0]]] if len(node.meta["val"]) == 1 else importer._split(node)
+
+
+def _of_norm(otherwise: str) -> Convert:
+    """A norm; the importer gives its result in place of its mean and its deviation as well."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        if any(len(user.args) > 1 and user.args[1] != 0 for user in node.users):
+            raise ValueError(f"of {node.target.__name__} nothing but the norm is imported, and its mean is read")
+        return getattr(importer, otherwise)(node)
+
+    return convert
+
+
+def _scattered(node: Any, importer: Any) -> relax.Var:
+    """Elements added to others, multiplied with them, or the extreme of both, where indices say."""
+    x, axis, index, source, *rest = node.args
+    how = _SCATTERS[rest[0] if rest else node.kwargs.get("reduce", "sum")]
+    if node.kwargs.get("include_self", True) is False:
+        raise ValueError("scatter_reduce without the elements that are there is not imported")
+    data, places, values = (importer.env[each] for each in (x, index, source))
+    emit, extents = importer.block_builder.emit, [int(n) for n in places.ty.shape]
+    if [int(n) for n in values.ty.shape] != extents:  # as many as there are indices
+        values = emit(relax.op.strided_slice(values, list(range(len(extents))), [0] * len(extents), extents))
+    return emit(relax.op.scatter_elements(data, places, values, axis=axis, reduction=how))
+
+
+_SCATTERS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 _OF_TRUTHS = {relax.op.multiply: relax.op.logical_and, relax.op.add: relax.op.logical_or}  # the same of booleans
 _OF_TWO = {
     "add": (relax.op.add, operator.add),
@@ -269,7 +234,12 @@ _OF_TWO = {
 
 CONVERTERS: dict[str, Convert] = {
     **torch_recurrence.CONVERTERS,
+    **torch_indexing.CONVERTERS,
+    **torch_pooling.CONVERTERS,
+    **torch_resize.CONVERTERS,
     **{f"{name}.{of}": _promoted(*both) for name, both in _OF_TWO.items() for of in ("Tensor", "Scalar")},
+    "amax.default": _extreme(relax.op.max),
+    "amin.default": _extreme(relax.op.min),
     "cat.default": _joined,
     "clamp.default": _clamp,
     "convolution.default": _convolution,
@@ -279,10 +249,18 @@ CONVERTERS: dict[str, Convert] = {
     "full.default": _filled,
     "full_like.default": _filled,
     "grid_sampler_2d.default": _sampled,
-    "index.Tensor": _index,
-    "index_put.default": _put,
+    "min.dim": _smallest_along,
+    "_native_batch_norm_legit_no_training.default": _of_norm("_batch_norm_legit_no_training"),
+    "native_group_norm.default": _of_norm("_native_group_norm"),
+    "native_layer_norm.default": _of_norm("_native_layer_norm"),
     "permute.default": _permute,
+    "prod.dim_int": _product,
+    "scatter_add.default": _scattered,
+    "scatter.reduce": _scattered,
+    "scatter_reduce.two": _scattered,
     "select.int": _select,
     "squeeze.dim": _squeeze,
+    "split.Tensor": _parts,
+    "split_with_sizes.default": _parts,
     "squeeze.dims": _squeeze,
 }

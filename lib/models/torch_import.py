@@ -20,7 +20,8 @@ from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, simplify
 from lib.models import torch_archive, torch_complex, torch_experts, torch_recurrence
 from lib.models.torch_archive import first_line
-from lib.models.torch_converters import CONVERTERS, decompositions, dtype_of
+from lib.models.torch_converters import CONVERTERS, dtype_of
+from lib.models.torch_decompositions import decompositions
 
 
 def load(path: Path, *, has_loops: bool = True, lanes: int = 8) -> Model:

@@ -81,7 +81,7 @@ def test_convolutions_stay_in_one_layout_through_relu6_and_empty_pads(tmp_path, 
     assert sum(subgraph.weight for subgraph in subgraphs) == 4  # to NHWC, two convolutions, and back
 
 
-@pytest.mark.parametrize(("order", "operators"), [([0, 1, 2], []), ([0, 2, 1], ["index_tensor"])])
+@pytest.mark.parametrize(("order", "operators"), [([0, 1, 2], []), ([0, 2, 1], ["take"])])
 def test_to_read_all_in_order_is_to_reshape(tmp_path, cpu, torch, models, order, operators):
     rows, columns = torch.zeros(1, 1, dtype=torch.int64), torch.tensor(order)
     model = models["function"](lambda self, x: x[rows, columns].unsqueeze(0) * 2)
@@ -326,3 +326,39 @@ def test_a_tensor_of_one_value_is_that_value_everywhere(tmp_path, cpu, torch, mo
     model = models["function"](lambda self, x: torch.full_like(x, -2.5) + torch.full((3, 4), 1.0) * x)
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(3, 4))
+
+
+EXTREMES = {
+    "amax": lambda torch, x: x.amax((0, -1)) + x.amin(1, keepdim=True).amax(),
+    "min": lambda torch, x: sum(x.min(1)) + sum(x.min(-1, keepdim=True)).sum(),
+    "product": lambda torch, x: x.prod(1),
+    "logsumexp": lambda torch, x: x.logsumexp((0, 2)),
+    "largest norm": lambda torch, x: torch.linalg.vector_norm(x, torch.inf, -1),
+    "one part": lambda torch, x: x.split(9, 1)[0] * 2 + x.chunk(1, 2)[0],
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes_and_products_along_axes_are_torchs(tmp_path, cpu, torch, models, name):
+    model = models["function"](lambda self, x: EXTREMES[name](torch, x))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(3, 4, 5))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
+def test_elements_are_brought_together_where_indices_say(tmp_path, cpu, torch, models, reduce):
+    def gathered(self, x, source, index):
+        found = x.scatter_reduce(0, index, source, reduce)
+        return found + x.scatter_add(1, index, source) if reduce == "sum" else found
+
+    model, index = models["function"](gathered), torch.tensor([[0, 1, 0], [2, 0, 1]])
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 4), torch.randn(3, 4), index)
+
+
+def test_the_mean_that_a_norm_was_made_with_is_refused_by_name(tmp_path, torch, models):
+    model = models["function"](lambda self, x: torch.native_layer_norm(x, (5,), None, None, 1e-5)[1])
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(3, 5))
+
+    with pytest.raises(ModelError, match=r"native_layer_norm.default nothing but the norm is imported"):
+        torch_import.load(path)

@@ -1,0 +1,286 @@
+"""How torch's operators are taken apart: as torch does it, but for what it keeps and TVM 0.27's importer lacks.
+
+Each function below is given what the operator is, and returns what it gives, in operators that are imported; or
+`NotImplemented`, where the operator stays as it is.
+"""
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+# Of which torch has a decomposition that it takes only when asked.
+_ASKED_FOR = ("addmv.default", "dist.default")
+
+
+def decompositions(torch: ModuleType, whole: Sequence[Any] = ()) -> Any:
+    """How operators are taken apart: as torch does it, but products stay whole.
+
+    torch makes `addmm` of linear layers and `bmm` of batched products, in reshapes and expansions.
+
+    Args:
+        whole: Other operators that stay.
+    """
+    from torch._decomp import decomposition_table
+
+    aten = torch.ops.aten
+    table = torch.export.default_decompositions()
+    for kept in (aten.linear.default, aten.matmul.default, *whole):
+        table.pop(kept, None)
+    operators = {name: _operator(aten, name) for name in (*_ASKED_FOR, *_OURS)}
+    table.update({operators[name]: decomposition_table[operators[name]]
+                  for name in _ASKED_FOR if operators[name] in decomposition_table})  # fmt: skip
+    table.update({operators[name]: ours for name, ours in _OURS.items()})
+    return table
+
+
+def _operator(aten: Any, name: str) -> Any:
+    packet, overload = name.split(".")
+    return getattr(getattr(aten, packet), overload)
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """scaled_dot_product_attention in four operators; torch's own decomposition scans all scores for masked rows.
+
+    Args:
+        query: `... x n x d`; key and value are `... x m x d`, of fewer heads if `enable_gqa`.
+        attn_mask: Broadcasts to `... x n x m`; where it is False, or adds -inf, nothing is read.
+
+    A row that may read nothing gives zeros, as in torch.
+    """
+    import torch
+
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    scores = (query @ key.transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if attn_mask is None:
+        return scores.softmax(-1) @ value
+    readable = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
+    if attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, -math.inf).to(query.dtype)
+    result = (scores + attn_mask).softmax(-1) @ value
+    return result if is_causal else torch.where(readable.any(-1, keepdim=True), result, 0.0)
+
+
+def _elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+    """With factors, as SELU is; the importer leaves these out."""
+    if scale == input_scale == 1:
+        return NotImplemented
+    return scale * x.clamp(min=0) + (alpha * scale) * (input_scale * x.clamp(max=0)).expm1()
+
+
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: float, eps: float
+) -> Any:
+    """By the batch's own mean and variance, as in training; the importer takes those that were kept, or none."""
+    if not training:
+        return NotImplemented
+    result, mean, rstd = _batch_norm_of_batch(x, weight, bias, True, 0.0, eps)
+    return result, mean, rstd
+
+
+def _batch_norm_of_batch(x: Any, weight: Any, bias: Any, _training: bool, _momentum: float, eps: float) -> Any:
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    mean = x.mean(axes, keepdim=True)
+    centred = x - mean
+    rstd = ((centred * centred).mean(axes, keepdim=True) + eps).rsqrt()
+    result, shape = centred * rstd, [-1 if axis == 1 else 1 for axis in range(x.ndim)]
+    result = result if weight is None else result * weight.reshape(shape)
+    return result if bias is None else result + bias.reshape(shape), mean.reshape(-1), rstd.reshape(-1)
+
+
+def _batch_norm_that_learns(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """The same, also with what would be kept for the next batch."""
+    if not training:
+        return NotImplemented
+    result, own_mean, rstd = _batch_norm_of_batch(x, weight, bias, True, 0.0, eps)
+    count = x.numel() // x.shape[1]
+    own_var = (1 / (rstd * rstd) - eps) * (count / max(count - 1, 1))
+    return (result, own_mean, rstd, momentum * own_mean + (1 - momentum) * mean,
+            momentum * own_var + (1 - momentum) * var)  # fmt: skip
+
+
+def _average_pool(
+    x: Any, window: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    """Sums by a divisor of one's own, which the importer leaves out."""
+    import torch
+
+    if divisor_override is None:
+        return NotImplemented
+    rank = x.ndim - 2 if x.ndim > len(window) + 1 else x.ndim - 1
+    window, stride, padding = (
+        list(each) * (rank // len(each)) for each in (window, stride or window, padding)
+    )  # as in torch, one for all axes
+    pool = torch.nn.functional.avg_pool2d if rank == 2 else torch.nn.functional.avg_pool3d
+    made = pool(x, window, stride, padding, ceil_mode).shape[-rank:]
+    image = x.shape[-rank:]
+    more = [max(0, (n - 1) * step + taps - extent - before)
+            for n, step, taps, extent, before in zip(made, stride, window, image, padding, strict=True)]  # fmt: skip
+    ends = [end for pair in zip(reversed(padding), reversed(more), strict=True) for end in pair]
+    return pool(torch.nn.functional.pad(x, ends), window, stride) * (math.prod(window) / divisor_override)
+
+
+def _distances(x: Any, y: Any, p: float, _mode: int | None = None) -> Any:
+    """Of each row of one matrix to each of another, in a norm."""
+    apart = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
+    if p == 0:
+        return (apart != 0).to(x.dtype).sum(-1)
+    if p == math.inf:
+        return apart.amax(-1)
+    if p == 2:
+        return (apart * apart).sum(-1).sqrt()
+    return apart.sum(-1) if p == 1 else apart.pow(p).sum(-1).pow(1 / p)
+
+
+def _windows(x: Any, axis: int, size: int, step: int) -> Any:
+    """`Tensor.unfold`: windows along an axis, whose elements come last."""
+    import torch
+
+    if x.ndim == 0:
+        return x.reshape(1)[:size]
+    axis %= x.ndim
+    count = (x.shape[axis] - size) // step + 1
+    places = torch.arange(count).unsqueeze(-1) * step + torch.arange(size)
+    apart = x.index_select(axis, places.reshape(-1)).unflatten(axis, (count, size))
+    return apart.movedim(axis + 1, -1)
+
+
+def _strided(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Any:
+    """Elements of a dense tensor by their places in memory."""
+    import torch
+
+    if not x.is_contiguous():
+        return NotImplemented
+    places = torch.zeros((), dtype=torch.int64) + (offset or 0)
+    for extent, apart in zip(size, stride, strict=True):
+        places = places.unsqueeze(-1) + torch.arange(extent) * apart
+    return x.reshape(-1).index_select(0, places.reshape(-1)).reshape(size)
+
+
+def _adaptive_max_pool(x: Any, size: Sequence[int]) -> Any:
+    """Where all windows have one size: the largest elements, and where they were."""
+    import torch
+
+    extents = x.shape[-len(size) :]
+    if any(extent % count for extent, count in zip(extents, size, strict=True)):
+        return NotImplemented
+    window = [extent // count for extent, count in zip(extents, size, strict=True)]
+    aten = torch.ops.aten
+    pool = aten.max_pool2d_with_indices if len(size) == 2 else aten.max_pool3d_with_indices
+    return pool.default(x, window, window)
+
+
+def _places_in(
+    sorted_numbers: Any, numbers: Any, *, right: bool = False, out_int32: bool = False, **options: Any
+) -> Any:
+    """`searchsorted`: how many are smaller, or not larger."""
+    import torch
+
+    if options.get("sorter") is not None:
+        return NotImplemented
+    is_right = right or options.get("side") == "right"
+    rows = sorted_numbers if sorted_numbers.ndim == 1 else sorted_numbers.unsqueeze(-2)
+    are_before = rows <= numbers.unsqueeze(-1) if is_right else rows < numbers.unsqueeze(-1)
+    return are_before.to(torch.int32 if out_int32 else torch.int64).sum(-1, dtype=torch.int32 if out_int32 else None)
+
+
+def _cumulative_logsumexp(x: Any, axis: int) -> Any:
+    import torch
+
+    if x.ndim == 0:
+        return NotImplemented
+    rows = x.movedim(axis, -1)
+    seen = torch.ones(rows.shape[-1], rows.shape[-1], dtype=torch.bool).tril()
+    apart = torch.where(seen, rows.unsqueeze(-2), -math.inf)
+    largest = apart.amax(-1, keepdim=True)
+    return ((apart - largest).exp().sum(-1).log() + largest.squeeze(-1)).movedim(-1, axis)
+
+
+def _trilinear(
+    x: Any, y: Any, z: Any, expand_x: Sequence[int], expand_y: Sequence[int], expand_z: Sequence[int],
+    summed: Sequence[int], _unrolled: int = 1,
+) -> Any:  # fmt: skip
+    """Sums of products of three, as a bilinear layer has them."""
+    factors = []
+    for factor, axes in ((x, expand_x), (y, expand_y), (z, expand_z)):
+        for axis in axes:
+            factor = factor.unsqueeze(axis)
+        factors.append(factor)
+    return (factors[0] * factors[1] * factors[2]).sum(list(summed))
+
+
+def _var_mean(x: Any, axes: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """Both of the same axes."""
+    every = axes or list(range(x.ndim))
+    return x.var(every, correction=1 if correction is None else correction, keepdim=keepdim), x.mean(every, keepdim)
+
+
+def _with_sign(x: Any, y: Any) -> Any:
+    """Of one number the magnitude, of another one the sign, also of its zeros."""
+    return (-x.abs()).where((y < 0) | (1 / y < 0), x.abs())
+
+
+def _is_any(x: Any) -> Any:
+    return (x != 0).reshape(-1).any(-1)
+
+
+def _is_any_along(x: Any, axes: Any = None, keepdim: bool = False) -> Any:
+    """Of numbers, too: the importer would give the largest."""
+    import torch
+
+    return NotImplemented if x.dtype == torch.bool else (x != 0).any(axes, keepdim)
+
+
+def _larger_but_nan(x: Any, y: Any) -> Any:
+    return x.where(y.isnan(), y.where(x.isnan(), x.maximum(y)))
+
+
+def _smaller_but_nan(x: Any, y: Any) -> Any:
+    return x.where(y.isnan(), y.where(x.isnan(), x.minimum(y)))
+
+
+_OURS: dict[str, Any] = {
+    "scaled_dot_product_attention.default": _attention,
+    "elu.default": _elu,
+    "_native_batch_norm_legit.default": _batch_norm,
+    "_native_batch_norm_legit.no_stats": _batch_norm_of_batch,
+    "_native_batch_norm_legit_functional.default": _batch_norm_that_learns,
+    "avg_pool2d.default": _average_pool,
+    "avg_pool3d.default": _average_pool,
+    "_cdist_forward.default": _distances,
+    "unfold.default": _windows,
+    "as_strided.default": _strided,
+    "adaptive_max_pool2d.default": _adaptive_max_pool,
+    "adaptive_max_pool3d.default": _adaptive_max_pool,
+    "searchsorted.Tensor": _places_in,
+    "logcumsumexp.default": _cumulative_logsumexp,
+    "_trilinear.default": _trilinear,
+    "addbmm.default": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
+    "var_mean.correction": _var_mean,
+    "copysign.Tensor": _with_sign,
+    "any.default": _is_any,
+    "any.dim": _is_any_along,
+    "any.dims": _is_any_along,
+    "fmax.default": _larger_but_nan,
+    "fmin.default": _smaller_but_nan,
+    "hypot.default": lambda x, y: (x * x + y * y).sqrt(),
+    "exp2.default": lambda x: 2.0**x,
+    "erfc.default": lambda x: 1 - x.erf(),
+    "ldexp.Tensor": lambda x, exponent: x * 2.0**exponent,
+}

@@ -1,0 +1,66 @@
+"""Pooling that also says where the largest elements were, in Relax; TVM 0.27's importer says nothing of it."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+_Convert = Callable[[Any, Any], relax.Expr]
+
+
+def _with_places(otherwise: str) -> _Convert:
+    """The largest of each window and its place in the image, where that is read; else the importer's operator."""
+
+    def convert(node: Any, importer: Any) -> relax.Var:
+        places_are_read = any(len(user.args) > 1 and user.args[1] == 1 for user in node.users)
+        return _largest(node, importer) if places_are_read else getattr(importer, otherwise)(node)
+
+    return convert
+
+
+def _largest(node: Any, importer: Any) -> relax.Var:
+    """One element of all windows after the other: the first of the largest stays."""
+    x, emit = importer.env[node.args[0]], importer.block_builder.emit
+    made = [int(n) for n in node.meta["val"][0].shape]
+    rank = 3 if "3d" in node.target.__name__ else 2
+    window, stride, padding, dilation = _options(node, rank)
+    shape = [int(n) for n in x.ty.shape]
+    image, out, axes = shape[-rank:], made[-rank:], list(range(len(shape) - rank, len(shape)))
+    more = [
+        max(0, (n - 1) * step + apart * (taps - 1) + 1 - extent - before)
+        for n, step, apart, taps, extent, before in zip(out, stride, dilation, window, image, padding, strict=True)
+    ]
+    ends = [[before, after] for before, after in zip(padding, more, strict=True)]
+    width = [0] * (2 * (len(shape) - rank)) + [end for pair in ends for end in pair]
+    padded = emit(relax.op.nn.pad(x, width, "constant", float(np.finfo(np.float32).min))) if any(width) else x
+    numbers = np.pad(np.arange(np.prod(image)).reshape(image), ends)
+    best = places = None
+    for tap in itertools.product(*map(range, window)):
+        begin = [n * apart for n, apart in zip(tap, dilation, strict=True)]
+        end = [first + (n - 1) * step + 1 for first, n, step in zip(begin, out, stride, strict=True)]
+        part = emit(relax.op.strided_slice(padded, axes, begin, end, stride))
+        there = relax.const(numbers[tuple(map(slice, begin, end, stride))], "int64")
+        if best is None:
+            best, places = part, emit(relax.op.broadcast_to(there, tuple(made)))
+            continue
+        is_larger = emit(relax.op.greater(part, best))
+        best = emit(relax.op.where(is_larger, part, best))
+        places = emit(relax.op.where(is_larger, there, places))
+    return emit(relax.Tuple([best, places]))
+
+
+def _options(node: Any, rank: int) -> list[list[int]]:
+    """Window, stride, padding and dilation along each axis; torch leaves out what is as usual, and may give one for
+    all axes."""
+    given = [list(each) for each in node.args[1:5]]
+    usual: list[list[int]] = [[], [], [0], [1]]
+    window, stride, padding, dilation = given + usual[len(given) :]
+    return [each * (rank // len(each)) for each in (window, stride or window, padding, dilation)]
+
+
+CONVERTERS: dict[str, _Convert] = {
+    "max_pool2d_with_indices.default": _with_places("_max_pool2d_with_indices"),
+    "max_pool3d_with_indices.default": _with_places("_max_pool3d_with_indices"),
+}

@@ -1,0 +1,82 @@
+"""Operators that are taken apart here: what they compute, against torch."""
+
+import math
+
+import pytest
+
+from tests.lib.models.torch_helpers import assert_like_torch
+
+IMAGE, ROWS, VOLUME = (2, 6, 9, 8), (3, 4, 5), (1, 2, 6, 5, 4)
+
+
+def functions(torch):
+    """By name: a function of tensors, and the shapes of these."""
+    F = torch.nn.functional
+    return {
+        "selu": (F.selu, [ROWS]),
+        "elu": (lambda x: F.elu(x, 1.3), [ROWS]),
+        "average pool by a divisor": (
+            lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=5), [IMAGE],
+        ),
+        "average pool of volumes by a divisor": (
+            lambda x: F.avg_pool3d(x, (2, 3, 2), (2, 1, 2), (1, 1, 0), divisor_override=7), [VOLUME],
+        ),
+        "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), [IMAGE]),
+        "norm by the batch": (
+            lambda x, mean, weight: F.batch_norm(x, mean.clone(), mean.abs(), weight, mean, training=True),
+            [IMAGE, (6,), (6,)],
+        ),
+        "norm by the batch alone": (lambda x: F.batch_norm(x, None, None, training=True), [IMAGE]),
+        "norm by each image": (
+            lambda x, mean: F.instance_norm(x, mean.clone(), mean.abs(), momentum=0.5), [IMAGE, (6,)],
+        ),
+        "distances": (torch.cdist, [(2, 5, 3), (2, 4, 3)]),
+        "distances in another norm": (lambda x, y: torch.cdist(x, y, 3.0), [(5, 3), (4, 3)]),
+        "distances in the largest norm": (lambda x, y: torch.cdist(x, y, math.inf), [(5, 3), (4, 3)]),
+        "windows": (lambda x: x.unfold(-1, 3, 2) * 2, [(2, 9)]),
+        "windows of a middle axis": (lambda x: x.unfold(1, 2, 1) * 2, [ROWS]),
+        "places in memory": (lambda x: x.as_strided((3, 4), (5, 1), 2) * 2, [(20,)]),
+        "largest of a grid": (lambda x: F.adaptive_max_pool2d(x, (3, 4)), [IMAGE]),
+        "places in sorted rows": (
+            lambda x, y: torch.searchsorted(x.sort(-1).values, y, right=True).float(), [(3, 7), (3, 4)],
+        ),
+        "cumulative logarithms": (lambda x: torch.logcumsumexp(60 * x, 1), [ROWS]),
+        "bilinear layer": (lambda x, w, y: F.bilinear(x, y, w), [(3, 4), (6, 4, 5), (3, 5)]),
+        "sum of products": (lambda x, a, b: torch.addbmm(x, a, b, beta=0.5, alpha=2), [(4, 6), (3, 4, 5), (3, 5, 6)]),
+        "product with a vector": (lambda x, a, b: torch.addmv(x, a, b, beta=0.5), [(4,), (4, 5), (5,)]),
+        "mean and variance": (lambda x: sum(torch.var_mean(x, (0, 2), correction=0)), [ROWS]),
+        "any of all": (lambda x: torch.any(x.relu()).float() + x, [ROWS]),
+        "any of numbers": (lambda x: x.relu().any(-1).float(), [ROWS]),
+        "signs": (lambda x, y: torch.copysign(x, y.relu() * -1), [ROWS, ROWS]),
+        "powers": (lambda x, y: torch.exp2(x) + torch.ldexp(x, y.round()), [ROWS, ROWS]),
+        "hypotenuse": (lambda x, y: torch.hypot(x, y) + torch.erfc(x) + torch.dist(x, y), [ROWS, ROWS]),
+    }  # fmt: skip
+
+
+NAMES = (
+    "selu", "elu", "average pool by a divisor", "average pool of volumes by a divisor", "average pool",
+    "norm by the batch", "norm by the batch alone", "norm by each image", "distances", "distances in another norm",
+    "distances in the largest norm", "windows", "windows of a middle axis", "places in memory", "largest of a grid",
+    "places in sorted rows", "cumulative logarithms", "bilinear layer", "sum of products", "product with a vector",
+    "mean and variance", "any of all", "any of numbers", "signs", "powers", "hypotenuse",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_taken_apart_computes_what_torch_computes(tmp_path, cpu, torch, models, name):
+    known = functions(torch)
+    assert set(known) == set(NAMES)
+    function, shapes = known[name]
+    torch.manual_seed(0)
+
+    assert_like_torch(
+        torch, cpu, tmp_path / "m.pt2", models["function"](lambda self, *x: function(*x)),
+        *(torch.randn(shape) for shape in shapes),
+    )  # fmt: skip
+
+
+def test_the_larger_of_two_is_the_one_that_is_a_number(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x, y: torch.fmax(x, y).nan_to_num(9) + torch.fmin(x, y).nan_to_num(9))
+    x, y = (torch.tensor(each) for each in ([1.0, math.nan, 3.0, math.nan], [2.0, 5.0, math.nan, math.nan]))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, x, y)

@@ -1,0 +1,38 @@
+"""Elements that are read where tensors say, against torch."""
+
+import pytest
+
+from tests.lib.models.torch_helpers import assert_like_torch
+
+
+def reads(torch):
+    """By name: what reads a tensor of 4 x 5 x 6 x 7 at places that are inputs, i and j, below four."""
+    return {
+        "one axis": lambda x, i, j: x[:, i],
+        "two neighbours together": lambda x, i, j: x[:, i, j],
+        "two neighbours of places of one shape, of three axes": lambda x, i, j: x[i, j, j],
+        "two that are apart": lambda x, i, j: x[i, :, j],
+        "places of two shapes": lambda x, i, j: x[:, :, i.unsqueeze(-1), j],
+        "crossed, of higher ranks": lambda x, i, j: x[:, :, i.reshape(3, 1, 1), j.reshape(1, 3)],
+        "constants from the end": lambda x, i, j: x[:, torch.tensor([-1, 0]), torch.tensor([2, -2])],
+        "constants and inputs": lambda x, i, j: x[torch.tensor([[-1], [1]]), i],
+        "windows of an image": lambda x, i, j: torch.nn.functional.unfold(x, 2, padding=1, stride=2),
+        "integers of 32 bits": lambda x, i, j: x[:, i.int(), j.int()],
+    }
+
+
+NAMES = (
+    "one axis", "two neighbours together", "two neighbours of places of one shape, of three axes",
+    "two that are apart", "places of two shapes", "crossed, of higher ranks", "constants from the end",
+    "constants and inputs", "windows of an image", "integers of 32 bits",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_elements_are_those_that_torch_reads(tmp_path, cpu, torch, models, name):
+    known = reads(torch)
+    assert set(known) == set(NAMES)
+    model = models["function"](lambda self, x, i, j: known[name](x, i, j) * 2)
+    i, j = torch.tensor([3, 0, 2]), torch.tensor([1, 1, 3])
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 5, 6, 7), i, j)
