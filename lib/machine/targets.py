@@ -19,6 +19,8 @@ _MANY = 1024  # cores: more than any CPU has
 
 # Instruction sets, as LLVM names them; its other CPU features are tuning hints, or of no use to kernels.
 _INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "gfni", "vaes", "vpclmulqdq")
+# Of those, what programs have in them and Linux calls by LLVM's names, but for its underscores; beside AVX-512 and AMX.
+_TOLD = frozenset({"avx", "avx2", "fma", "f16c", "avxvnni"})
 
 # CPUs with AVX-512 that multiply and add one vector of 512 bits a cycle, as LLVM names them: Zen 4 (in halves) and
 # Intel's for clients. Intel's for servers and Zen 5 do two.
@@ -61,8 +63,17 @@ class CpuTarget:
 
     @property
     def runs_here(self) -> bool:
-        """Whether this machine can load what is compiled for it: another architecture or system needs a device."""
-        return platform_of(self.triple) == platform_of(str(codegen.llvm_get_system_triple()))
+        """Whether this machine can run what is compiled for it: another architecture or system needs a device, and so
+        do instructions that this CPU lacks."""
+        is_here = platform_of(self.triple) == platform_of(str(codegen.llvm_get_system_triple()))
+        return is_here and not self.lacking
+
+    @property
+    def lacking(self) -> list[str]:
+        """Instruction sets that this machine's CPU has not, as far as its operating system tells which it has."""
+        here, wanted = _instruction_sets(), {str(each) for each in codegen.llvm_get_cpu_features(self.tvm())}
+        told = {each for each in wanted if each in _TOLD or each.startswith(("avx512", "amx"))}
+        return sorted(told - here) if here else []
 
     def tvm(self) -> Target:
         """The TVM object."""

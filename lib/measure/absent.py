@@ -1,4 +1,5 @@
-"""No device: for a CPU of another architecture, where nothing but this machine is at hand.
+"""No device: for a CPU of another architecture, or with instructions that this one lacks, where nothing but this
+machine is at hand.
 
 Nothing is timed. That programs compute what they should is checked on this machine: a trace, compiled for it, computes
 the same, but for what LLVM makes of it for the other CPU. The library itself runs where an emulator is set up, once.
@@ -61,8 +62,9 @@ class AbsentDevice:
 
 def missing(target: targets.CpuTarget) -> str:
     """What to do where something is to be measured."""
+    which = f"one with {', '.join(target.lacking)}" if target.lacking else target.triple
     return (
-        f"--target is a CPU of another machine ({target.triple}), on which nothing compiled for it can be timed here. "
+        f"--target is a CPU of another machine ({which}): nothing that is compiled for it can be timed here. "
         "Measure on one: --devices rpc://HOST:PORT/KEY, with `lib/rpc_server.py` running there (README.md, Measure "
         "elsewhere); or measure nothing, and go by what models foretell: --trials 0."
     )

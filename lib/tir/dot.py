@@ -112,13 +112,15 @@ def _wrapper(dot: Dot, lanes: int) -> str:
 def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Write instructions in place of marked loops that they fit; other programs stay as they are.
 
-    Where the function's target lacks an instruction, the loops stay: programs for one CPU compute the same on another.
+    Where the function's target lacks an instruction, or vectors of that width, the loops stay: programs for one CPU
+    compute the same on another.
     """
     marked = [loop for loop in analysis.walk(function.body, tirx.For) if MARK in loop.annotations]
     if not marked:
         return function
     target = (function.attrs or {}).get("target")
-    there = {*DOTS, *FOR_SMALL} if target is None else {*(found := registers(target)).dots, found.for_small}
+    machine = None if target is None else registers(target)
+    there = {*DOTS, *FOR_SMALL} if machine is None else {*machine.dots, machine.for_small}
     wrapped: set[tuple[Dot, int]] = set()
 
     together = {loop.loop_var for loop in analysis.walk(function.body, tirx.For) if _may_be_together(loop)}
@@ -128,10 +130,11 @@ def insert(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return _together(loop, loop.loop_var in together)
         if MARK not in loop.annotations:
             return loop
-        found = _instruction(loop) if named(str(loop.annotations[MARK])) in there else None
+        dot = named(str(loop.annotations[MARK]))
+        is_here = dot in there and (machine is None or int(loop.extent) <= machine.lanes)
+        found = _instruction(loop) if is_here else None
         if found is None:
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body)
-        dot = named(str(loop.annotations[MARK]))
         if _is_wrapped(dot):
             wrapped.add((dot, int(loop.extent)))
         return found

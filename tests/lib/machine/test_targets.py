@@ -8,6 +8,7 @@ from lib.machine import host, targets
 from lib.machine.dots import AMX_BF16, AMX_INT8
 from lib.machine.names import NAMES
 from lib.machine.registers import registers
+from lib.measure import absent
 
 
 def test_the_host_target_has_this_cpus_cores_and_full_vectors():
@@ -165,3 +166,20 @@ def test_this_machine_stands_in_for_another_one_with_no_more_threads_than_it_has
     assert not cpu.runs_here
     assert targets.stand_in(cpu).runs_here
     assert targets.stand_in(cpu).threads == host.physical_cores()
+
+
+def test_a_cpu_with_instructions_that_this_one_lacks_is_another_machine(monkeypatch):
+    triple = str(codegen.llvm_get_system_triple())
+    newer, older = (targets.cpu_target(json.dumps({"kind": "llvm", "mcpu": mcpu, "mtriple": triple}))
+                    for mcpu in ("cascadelake", "haswell"))  # fmt: skip
+    flags = ["flags : fpu avx avx2 fma f16c avx512f avx512dq avx512cd avx512bw avx512vl avx512_bf16"]
+    monkeypatch.setattr(host, "cpuinfo", lambda: flags)
+
+    assert newer.lacking == ["avx512vnni"]
+    assert not newer.runs_here
+    assert older.runs_here
+    assert "one with avx512vnni" in absent.missing(newer)
+
+    monkeypatch.setattr(host, "cpuinfo", list)  # nobody tells
+
+    assert newer.runs_here

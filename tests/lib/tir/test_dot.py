@@ -335,6 +335,20 @@ def test_with_avx_512_small_weights_are_multiplied_in_its_vectors(words):
         assert all("%zmm" in line for line in found)
 
 
+@needs_avx2
+@pytest.mark.parametrize("words", [1, 2])
+def test_a_trace_for_vectors_of_512_bits_computes_the_same_where_there_are_none(words):
+    workload = tvm.IRModule({"main": small_weights.marked(product(12, 64, 64, INT7)["main"], words)})
+    haswell, rng = Target({**WITHOUT, "mcpu": "haswell"}), np.random.default_rng(0)
+    x = rng.integers(0, 256, (12, 64)).astype(np.uint8)
+    w = rng.integers(-32, 33, (64, 64)).astype(np.int8)
+
+    for trace in programs(workload, Target(WITHOUT), 3):
+        program = traces.program(workload, trace, haswell)
+        found = run_on(program, haswell, [x, w], np.zeros((12, 64), np.int32))
+        np.testing.assert_array_equal(found, x.astype(np.int32) @ w.astype(np.int32))
+
+
 def test_tiles_of_pairs_leave_a_register_to_what_is_added():
     """AVX2 has sixteen: twelve sums in a tile of floats, three vectors of weights, and one of data."""
     old, k = Target({**WITHOUT, "mcpu": "haswell"}), te.reduce_axis((0, 32), "k")
