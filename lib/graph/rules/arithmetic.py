@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from lib.graph.rewrite import CONTRACTIONS, Rewriter, Rule, constant, dtype, rule
+from lib.graph.rewrite import CONTRACTIONS, Rewriter, Rule, constant, dtype, is_call, rule
 
 _NEUTRAL = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 1.0, "relax.divide": 1.0}
 _MAX_NEUTRAL = 1 << 16  # elements of a constant that is compared with zero or one
@@ -40,6 +40,15 @@ def cheap_power(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if make is None or exponent.ndim > len(rewriter.shape(call.args[0]) or ()):
         return None
     return make(rewriter, call.args[0])
+
+
+@rule("relax.equal", "relax.not_equal")
+def compared_with_itself(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """x != x where x is not a number, by which programs ask for that: TVM takes it for false of all numbers."""
+    if not call.args[0].same_as(call.args[1]) or not dtype(call.args[0]).startswith(("float", "bfloat")):
+        return None
+    is_none = op.isnan(call.args[0])
+    return is_none if is_call(call, "relax.not_equal") else op.logical_not(rewriter.emit(is_none))
 
 
 @rule(*_NEUTRAL)
@@ -205,6 +214,7 @@ def drop_dropout(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 RULES: list[Rule] = [
     cheap_power,
+    compared_with_itself,
     drop_neutral,
     constant_last,
     product_first,

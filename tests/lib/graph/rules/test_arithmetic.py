@@ -33,6 +33,21 @@ def test_powers_become_products_and_roots(exponent, after):
 
 
 @pytest.mark.parametrize(
+    ("compared", "after"), [(op.not_equal, ["isnan"]), (op.equal, ["isnan", "logical_not"])], ids=["unequal", "equal"]
+)
+def test_what_is_compared_with_itself_is_asked_whether_it_is_a_number(compared, after):
+    x = np.array([1, np.nan, -np.inf, 0], np.float32)
+
+    changed = rewrite(module(lambda x: op.astype(compared(x, x), "float32"), x), [rules.compared_with_itself])
+
+    assert operators(changed) == [*after, "astype"]
+    [found] = run(changed, x)
+    np.testing.assert_array_equal(found, (x != x) if compared is op.not_equal else (x == x))
+    assert stays([rules.compared_with_itself], lambda x: compared(x, x), np.arange(3))
+    assert stays([rules.compared_with_itself], lambda x: compared(x, op.add(x, x)), x)
+
+
+@pytest.mark.parametrize(
     ("base", "exponent"),
     [
         (POSITIVE, const(1.7)),
