@@ -208,8 +208,6 @@ def _scattered(node: Any, importer: Any) -> relax.Var:
     """Elements added to others, multiplied with them, or the extreme of both, where indices say."""
     x, axis, index, source, *rest = node.args
     how = _SCATTERS[rest[0] if rest else node.kwargs.get("reduce", "sum")]
-    if node.kwargs.get("include_self", True) is False:
-        raise ValueError("scatter_reduce without the elements that are there is not imported")
     data, places, values = (importer.env[each] for each in (x, index, source))
     emit, extents = importer.block_builder.emit, [int(n) for n in places.ty.shape]
     if [int(n) for n in values.ty.shape] != extents:  # as many as there are indices

@@ -225,6 +225,41 @@ def _trilinear(
     return (factors[0] * factors[1] * factors[2]).sum(list(summed))
 
 
+def _clamped(x: Any, least: Any = None, most: Any = None) -> Any:
+    """Between tensors, which the importer takes for those of the result's shape."""
+    x = x if least is None else x.maximum(least.to(x.dtype))
+    return x if most is None else x.minimum(most.to(x.dtype))
+
+
+def _masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    """Where a mask says so, the next element of a source: as images' features are put among those of a text."""
+    mask = mask.expand_as(x)
+    places = (mask.reshape(-1).cumsum(0) - 1).clamp(0, source.numel() - 1)
+    return source.reshape(-1).index_select(0, places).reshape(x.shape).where(mask, x)
+
+
+def _scatter_reduce(x: Any, axis: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """Without what was there, as if nothing had been, where indices say; means by how many there are."""
+    nothing = {"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf, "mean": 0.0}[reduce]
+    if reduce == "mean":
+        ones = source.new_ones(index.shape)
+        start = x if include_self else x.scatter(axis, index, nothing)
+        count = x.new_ones(x.shape) if include_self else x.new_ones(x.shape).scatter(axis, index, 0.0)
+        return start.scatter_add(axis, index, source) / count.scatter_add(axis, index, ones)
+    if include_self:
+        return NotImplemented
+    return x.scatter(axis, index, nothing).scatter_reduce(axis, index, source, reduce)
+
+
+def _step(x: Any, at_zero: Any) -> Any:
+    return at_zero.where(x == 0, (x > 0).to(x.dtype))
+
+
+def _sorted(x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """TVM's sort is stable anyway."""
+    return x.sort(dim, descending)
+
+
 def _var_mean(x: Any, axes: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """Both of the same axes."""
     every = axes or list(range(x.ndim))
@@ -272,6 +307,11 @@ _OURS: dict[str, Any] = {
     "logcumsumexp.default": _cumulative_logsumexp,
     "_trilinear.default": _trilinear,
     "addbmm.default": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
+    "clamp.Tensor": _clamped,
+    "heaviside.default": _step,
+    "masked_scatter.default": _masked_scatter,
+    "scatter_reduce.two": _scatter_reduce,
+    "sort.stable": _sorted,
     "var_mean.correction": _var_mean,
     "copysign.Tensor": _with_sign,
     "any.default": _is_any,

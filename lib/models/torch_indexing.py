@@ -75,15 +75,49 @@ def _counted(index: relax.Expr, found: relax.Expr, axis: int, emit: Callable[[re
 
 
 def _put(node: Any, importer: Any) -> relax.Var:
-    """One value where a mask says so; the importer takes places alone."""
-    (x, places, values), is_added = node.args[:3], len(node.args) > 3 and node.args[3]
+    """One value where a mask says so, or values at places; the importer takes places of all axes alone."""
+    (x, places, values), is_added = node.args[:3], len(node.args) > 3 and bool(node.args[3])
     is_masked = len(places) == 1 and str(places[0].meta["val"].dtype) == "torch.bool"
-    if not is_masked or is_added or values.meta["val"].numel() != 1:
+    if not is_masked:
+        return _put_at(node, importer, is_added=is_added)
+    if is_added or values.meta["val"].numel() != 1:
         return importer._index_put(node)
     x, mask, value = (importer.env[each] for each in (x, places[0], values))
     missing = list(range(mask.ty.ndim, x.ty.ndim))
     mask = importer.block_builder.emit(relax.op.expand_dims(mask, missing)) if missing else mask
     return importer.block_builder.emit(relax.op.where(mask, value, x))
+
+
+def _put_at(node: Any, importer: Any, *, is_added: bool) -> relax.Var:
+    """Values at places of some axes, which come first meanwhile."""
+    emit, x, values = importer.block_builder.emit, importer.env[node.args[0]], importer.env[node.args[2]]
+    taken = [axis for axis, index in enumerate(node.args[1]) if index is not None]
+    indices = [_counted(importer.env[node.args[1][axis]], x, axis, emit) for axis in taken]
+    order = [*taken, *(axis for axis in range(x.ty.ndim) if axis not in taken)]
+    first = emit(relax.op.permute_dims(x, order)) if order != sorted(order) else x
+    shape = [int(n) for n in first.ty.shape]
+    of_places = np.broadcast_shapes(*(tuple(int(n) for n in index.ty.shape) for index in indices))
+    spread = [emit(relax.op.expand_dims(emit(relax.op.broadcast_to(index, of_places)), [-1])) for index in indices]
+    joined = emit(relax.op.concat(spread, -1)) if len(spread) > 1 else spread[0]
+    updates = _as_indexed(node, values, taken, of_places, shape[len(taken) :], emit)
+    put = emit(relax.op.scatter_nd(first, joined, updates, "add" if is_added else "update"))
+    back = [order.index(axis) for axis in range(len(order))]
+    return emit(relax.op.permute_dims(put, back)) if order != sorted(order) else put
+
+
+def _as_indexed(
+    node: Any, values: relax.Expr, taken: Sequence[int], of_places: tuple[int, ...], rest: Sequence[int],
+    emit: Callable[[relax.Expr], relax.Var],
+) -> relax.Expr:  # fmt: skip
+    """Values with the axes of places first. torch has these where the first axis that is read at places was, if those
+    axes are neighbours."""
+    before = taken[0] if list(taken) == list(range(taken[0], taken[0] + len(taken))) else 0
+    whole = emit(relax.op.broadcast_to(values, (*rest[:before], *of_places, *rest[before:])))
+    if not before:
+        return whole
+    n_places = len(of_places)
+    order = [*range(before, before + n_places), *range(before), *range(before + n_places, len(rest) + n_places)]
+    return emit(relax.op.permute_dims(whole, order))
 
 
 CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {"index.Tensor": _index, "index_put.default": _put}

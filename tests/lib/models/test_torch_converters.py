@@ -345,10 +345,11 @@ def test_extremes_and_products_along_axes_are_torchs(tmp_path, cpu, torch, model
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(3, 4, 5))
 
 
-@pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
-def test_elements_are_brought_together_where_indices_say(tmp_path, cpu, torch, models, reduce):
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin", "mean"])
+def test_elements_are_brought_together_where_indices_say(tmp_path, cpu, torch, models, reduce, include_self):
     def gathered(self, x, source, index):
-        found = x.scatter_reduce(0, index, source, reduce)
+        found = x.scatter_reduce(0, index, source, reduce, include_self=include_self)
         return found + x.scatter_add(1, index, source) if reduce == "sum" else found
 
     model, index = models["function"](gathered), torch.tensor([[0, 1, 0], [2, 0, 1]])

@@ -47,6 +47,12 @@ def functions(torch):
         "mean and variance": (lambda x: sum(torch.var_mean(x, (0, 2), correction=0)), [ROWS]),
         "any of all": (lambda x: torch.any(x.relu()).float() + x, [ROWS]),
         "any of numbers": (lambda x: x.relu().any(-1).float(), [ROWS]),
+        "limits that are tensors": (lambda x, y: x.clamp(min=y).clamp_max(y.abs() / 2), [ROWS, (5,)]),
+        "features among others": (
+            lambda x, y: x.masked_scatter((x[..., :1] > 0), y), [ROWS, (60,)],
+        ),
+        "steps": (lambda x, y: torch.heaviside(x.relu(), y), [ROWS, ROWS]),
+        "order": (lambda x: torch.sort(x.round(), stable=True).indices.float(), [ROWS]),
         "signs": (lambda x, y: torch.copysign(x, y.relu() * -1), [ROWS, ROWS]),
         "powers": (lambda x, y: torch.exp2(x) + torch.ldexp(x, y.round()), [ROWS, ROWS]),
         "hypotenuse": (lambda x, y: torch.hypot(x, y) + torch.erfc(x) + torch.dist(x, y), [ROWS, ROWS]),
@@ -58,7 +64,8 @@ NAMES = (
     "norm by the batch", "norm by the batch alone", "norm by each image", "distances", "distances in another norm",
     "distances in the largest norm", "windows", "windows of a middle axis", "places in memory", "largest of a grid",
     "places in sorted rows", "cumulative logarithms", "bilinear layer", "sum of products", "product with a vector",
-    "mean and variance", "any of all", "any of numbers", "signs", "powers", "hypotenuse",
+    "mean and variance", "limits that are tensors", "features among others", "steps", "order", "any of all",
+    "any of numbers", "signs", "powers", "hypotenuse",
 )  # fmt: skip
 
 

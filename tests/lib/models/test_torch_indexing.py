@@ -36,3 +36,36 @@ def test_elements_are_those_that_torch_reads(tmp_path, cpu, torch, models, name)
     i, j = torch.tensor([3, 0, 2]), torch.tensor([1, 1, 3])
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 5, 6, 7), i, j)
+
+
+def writes(torch):
+    """By name: what writes values of a shape into such a tensor."""
+    return {
+        "rows": (lambda x, i, j: (i,), (3, 5, 6, 7)),
+        "one value": (lambda x, i, j: (i, j), ()),
+        "a middle axis": (lambda x, i, j: (slice(None), i), (4, 3, 6, 7)),
+        "a middle axis, of a broadcast": (lambda x, i, j: (slice(None), i), (3, 1, 7)),
+        "two neighbours": (lambda x, i, j: (slice(None), i, j), (4, 3, 7)),
+        "two that are apart": (lambda x, i, j: (i, slice(None), j), (3, 5, 7)),
+        "places of two shapes": (lambda x, i, j: (i.unsqueeze(-1), j), (3, 3, 6, 7)),
+    }
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    ["rows", "one value", "a middle axis", "a middle axis, of a broadcast", "two neighbours", "two that are apart",
+     "places of two shapes"],
+)  # fmt: skip
+def test_elements_are_written_where_torch_writes_them(tmp_path, cpu, torch, models, name, is_added):
+    places, shape = writes(torch)[name]
+
+    def put(self, x, values, i, j):
+        given = tuple(None if isinstance(each, slice) else each for each in places(x, i, j))
+        return torch.ops.aten.index_put(x, given, values, is_added)
+
+    i, j = torch.tensor([3, 0, 2]), torch.tensor([1, 1, 3]) if is_added else torch.tensor([1, 0, 3])
+
+    assert_like_torch(
+        torch, cpu, tmp_path / "m.pt2", models["function"](put), torch.randn(4, 5, 6, 7), torch.randn(shape), i, j
+    )
