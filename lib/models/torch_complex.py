@@ -1,16 +1,20 @@
 """Complex numbers of torch as two real ones beside each other: the last axis, as `view_as_real` has them.
 
-Models turn queries and keys by angles with them (rotary embeddings of DeepSeek-V2 and Llama 4). TVM has no complex
-types, so tensors of them have one axis more here than in torch, and what knows nothing of that is refused.
+Models turn queries and keys by angles with them (rotary embeddings of DeepSeek-V2 and Llama 4), and look at sound and
+images by their spectra (`lib.models.torch_fft`). TVM has no complex types, so tensors of them have one axis more here
+than in torch, and what knows nothing of that is refused.
 """
 
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from tvm import relax, te, tirx
 
 from lib.contracts.errors import ModelError
+from lib.models import torch_fft
+from lib.models.torch_converters import CONVERTERS as OF_REAL
 from lib.models.torch_converters import Convert
 
 
@@ -41,18 +45,21 @@ def require_known(program: Any, path: Path) -> None:
         )
 
 
-def converters(multiply: Convert) -> dict[str, Convert]:
-    """Those of this module, which take real numbers as well.
+def converters() -> dict[str, Convert]:
+    """Those of this module, which take real numbers as well."""
+    return {name: _of_either(name, convert) for name, convert in CONVERTERS.items()}
 
-    Args:
-        multiply: What multiplies these.
-    """
 
-    def product(node: Any, importer: Any) -> relax.Expr:
-        is_ours = any(is_complex(each.meta.get("val")) for each in node.all_input_nodes)
-        return (_multiplied if is_ours else multiply)(node, importer)
+def _of_either(name: str, convert: Convert) -> Convert:
+    """What converts an operator on complex numbers, and on real ones as ever: there the operator is another one's."""
+    if name not in _ALSO_OF_REAL:
+        return convert
 
-    return {**CONVERTERS, "mul.Tensor": product}
+    def either(node: Any, importer: Any) -> relax.Expr:
+        is_ours = any(is_complex(each.meta.get("val")) for each in (node, *node.all_input_nodes))
+        return (convert if is_ours else _ALSO_OF_REAL[name])(node, importer)
+
+    return either
 
 
 def _same(node: Any, importer: Any) -> relax.Expr:
@@ -112,12 +119,92 @@ def _reshaped(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(relax.op.reshape(importer.env[node.args[0]], shape))
 
 
+def _magnitude(node: Any, importer: Any) -> relax.Expr:
+    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+    return emit(relax.op.sqrt(emit(relax.op.sum(emit(relax.op.multiply(x, x)), [-1]))))
+
+
+def _conjugated(node: Any, importer: Any) -> relax.Expr:
+    signs = relax.const(np.array([1, -1], np.float32))
+    return importer.block_builder.emit(relax.op.multiply(importer.env[node.args[0]], signs))
+
+
+def _of_parts(node: Any, importer: Any) -> relax.Expr:
+    emit, shape = importer.block_builder.emit, tuple(map(int, node.meta["val"].shape))
+    parts = [emit(relax.op.broadcast_to(importer.env[each], shape)) for each in node.args[:2]]
+    return emit(relax.op.stack(parts, axis=-1))
+
+
+def _copied(node: Any, importer: Any) -> relax.Expr:
+    """Of a real number a complex one without an imaginary part; other copies are what they are of."""
+    emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+    if is_complex(node.args[0].meta["val"]):
+        return x
+    x = x if str(x.ty.dtype) == "float32" else emit(relax.op.astype(x, "float32"))
+    return emit(relax.op.stack([x, emit(relax.op.multiply(x, relax.const(0, "float32")))], axis=-1))
+
+
+def _permuted(node: Any, importer: Any) -> relax.Expr:
+    rank = node.meta["val"].ndim
+    order = [axis % rank for axis in node.args[1]]
+    return importer.block_builder.emit(relax.op.permute_dims(importer.env[node.args[0]], [*order, rank]))
+
+
+def _added(operation: Any) -> Convert:
+    """Sums and differences of complex numbers of shapes that broadcast."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        if node.kwargs.get("alpha", 1) != 1 or not all(
+            is_complex(getattr(n, "meta", {}).get("val")) for n in node.args
+        ):
+            raise ValueError(f"{node.target.__name__} of complex numbers and others is not imported")
+        return importer.block_builder.emit(operation(*(importer.env[each] for each in node.args)))
+
+    return convert
+
+
+def _sliced(node: Any, importer: Any) -> relax.Expr:
+    usual: list[Any] = [None, 0, 0, None, 1]
+    x, axis, begin, end, step = list(node.args) + usual[len(node.args) :]
+    axis, found = axis % node.meta["val"].ndim, importer.env[x]
+    extent = int(found.ty.shape[axis])
+    begin, end = (min(n + extent if n < 0 else n, extent) for n in (begin or 0, extent if end is None else end))
+    return importer.block_builder.emit(relax.op.strided_slice(found, [axis], [begin], [end], [step]))
+
+
+def _chosen(node: Any, importer: Any) -> relax.Expr:
+    x, axis, index = node.args
+    emit, found, rank = importer.block_builder.emit, importer.env[x], x.meta["val"].ndim
+    axis, index = axis % rank, index % int(found.ty.shape[axis % rank])
+    return emit(relax.op.squeeze(emit(relax.op.strided_slice(found, [axis], [index], [index + 1])), [axis]))
+
+
 CONVERTERS: dict[str, Convert] = {
+    **torch_fft.CONVERTERS,
+    "_conj.default": _conjugated,
+    "_conj_physical.default": _conjugated,
+    "_to_copy.default": _copied,
+    "abs.default": _magnitude,
+    "add.Tensor": _added(relax.op.add),
+    "clone.default": _same,
+    "complex.default": _of_parts,
     "mul.Tensor": _multiplied,
+    "permute.default": _permuted,
     "polar.default": _polar,
     "reshape.default": _reshaped,
+    "select.int": _chosen,
+    "slice.Tensor": _sliced,
+    "sub.Tensor": _added(relax.op.subtract),
     "unsqueeze.default": _unsqueezed,
     "view.default": _reshaped,
     "view_as_complex.default": _same,
     "view_as_real.default": _same,
+}
+# The same operators on real numbers.
+_ALSO_OF_REAL: dict[str, Convert] = {
+    **{name: OF_REAL[name] for name in ("add.Tensor", "mul.Tensor", "permute.default", "select.int", "sub.Tensor")},
+    "_to_copy.default": lambda node, importer: importer._to_copy(node),
+    "abs.default": lambda node, importer: importer.block_builder.emit(relax.op.abs(importer.env[node.args[0]])),
+    "clone.default": _same,
+    "slice.Tensor": lambda node, importer: importer._slice(node),
 }

@@ -264,7 +264,7 @@ def _translate(program: Any, path: Path, lanes: int) -> tvm.IRModule:
         return from_exported_program(
             program, run_ep_decomposition=False, unwrap_unit_return_tuple=True,
             custom_convert_map={
-                **CONVERTERS, **torch_experts.converters(lanes), **torch_complex.converters(CONVERTERS["mul.Tensor"])
+                **CONVERTERS, **torch_experts.converters(lanes), **torch_complex.converters(),
             },
         )  # fmt: skip
     except Exception as error:  # the importer raises whatever its converters meet

@@ -318,7 +318,7 @@ def test_other_operators_on_complex_numbers_are_refused_by_name(tmp_path, torch,
     model = models["function"](lambda self, x: torch.view_as_complex(x).angle())
     path = save(torch, tmp_path / "m.pt2", model, torch.randn(4, 2))
 
-    with pytest.raises(ModelError, match=r"the operator \S+ is of complex numbers. Known of these are mul.Tensor"):
+    with pytest.raises(ModelError, match=r"the operator \S+ is of complex numbers. Known of these are .*mul.Tensor"):
         torch_import.load(path)
 
 
