@@ -33,6 +33,7 @@ from lib.models import (
     onnx_folding,
     onnx_functions,
     onnx_layers,
+    onnx_masks,
     onnx_order,
     onnx_quantized,
 )
@@ -113,10 +114,12 @@ def settled(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProt
 
 
 def decide(proto: onnx.ModelProto) -> None:
-    """Compute, in place, what depends on shapes and constants alone, and take the branches that these choose."""
+    """Compute, in place, what depends on shapes and constants alone, take the branches that these choose, and put by
+    masks what is put at the places of their ones."""
     onnx_folding.fold(proto)
     while onnx_branches.expand(proto):
         onnx_folding.fold(proto)
+    onnx_masks.settle(proto)
 
 
 def _refuse_what_tvm_means_otherwise(graph: onnx.GraphProto, path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Values that are put where a mask says so, without the places of its ones, of which nobody knows how many there are.
+
+torch's exporter writes `x[mask] = value` and `x.masked_scatter(mask, source)` as a `ScatterND` to what `NonZero` finds:
+where a text has an image, say. The first is a `Where`; of the second, the place of an element of the source is how many
+ones come before it.
+"""
+
+import math
+from collections.abc import Mapping
+
+import onnx
+from onnx import TensorProto
+
+from lib.models import onnx_folding
+from lib.models.onnx_graph import Graph, Made, Nodes, attributes
+
+_SAME_ELEMENTS = ("Reshape", "Expand", "Identity", "Unsqueeze", "Squeeze", "Flatten")
+_OLDEST = 12  # operator set that has extrema of integers, sums of those before, and choices
+
+
+def settle(proto: onnx.ModelProto) -> None:
+    """Replace such nodes, in place; others stay, and with them the `NonZero`."""
+    if not {"NonZero", "ScatterND"} <= {node.op_type for node in proto.graph.node}:
+        return
+    graph = Graph(proto)
+    made_by = {name: node for node in proto.graph.node for name in node.output}
+    nodes: list[onnx.NodeProto] = []
+    for node in proto.graph.node:
+        nodes += (_put(node, graph, made_by) if node.op_type == "ScatterND" else None) or [node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(graph.constants)
+    onnx_folding.drop_unread(proto.graph)
+
+
+def _put(node: onnx.NodeProto, graph: Graph, made_by: Mapping[str, onnx.NodeProto]) -> Nodes:
+    x, places, updates = node.input
+    mask = _mask(places, made_by)
+    shape, of_mask = graph.shape(x), graph.shape(mask or "")
+    if mask is None or shape is None or of_mask is None:
+        return None
+    if attributes(node, reduction=b"none")["reduction"] != b"none" or graph.version < _OLDEST:
+        return None
+    made = Made(graph)
+    if (value := _one_value(updates, graph, made_by)) is not None:
+        for axis in range(len(of_mask), len(shape)):
+            mask = made.add(graph.unsqueezed(mask, axis))
+    elif (source := _source(updates, made_by)) is not None and len(of_mask) == len(shape):
+        value = _in_order(made, graph, mask, source)
+    if value is None:
+        return None
+    made.op("Where", mask, value, x)
+    return graph.ending(node, made.nodes)
+
+
+def _in_order(made: Made, graph: Graph, mask: str, source: str) -> str | None:
+    """The next element of a source for each one of a mask, and any for its zeros."""
+    shape, of_source = graph.shape(mask), graph.shape(source)
+    if shape is None or of_source is None:
+        return None
+    flat = made.axes(-1)
+    ones = made.op("Cast", made.op("Reshape", mask, flat), to=TensorProto.INT64)
+    before = made.op("Sub", made.op("CumSum", ones, made.integer(0)), made.integer(1))
+    places = made.op("Min", made.op("Max", before, made.integer(0)), made.integer(math.prod(of_source) - 1))
+    taken = made.op("Gather", made.op("Reshape", source, flat), places, axis=0)
+    return made.op("Reshape", taken, made.axes(*shape))
+
+
+def _mask(places: str, made_by: Mapping[str, onnx.NodeProto]) -> str | None:
+    """Of which tensor these are the places of its ones, one in each row."""
+    turned = made_by.get(places)
+    if turned is None or turned.op_type != "Transpose" or list(attributes(turned, perm=[1, 0])["perm"]) != [1, 0]:
+        return None
+    found = made_by.get(turned.input[0])
+    return str(found.input[0]) if found is not None and found.op_type == "NonZero" else None
+
+
+def _one_value(updates: str, graph: Graph, made_by: Mapping[str, onnx.NodeProto]) -> str | None:
+    """A tensor of one element that all updates are, if they are."""
+    while (shape := graph.shape(updates)) is None or math.prod(shape) != 1:
+        maker = made_by.get(updates)
+        if maker is None or maker.op_type not in _SAME_ELEMENTS:
+            return None
+        updates = str(maker.input[0])
+    return updates
+
+
+def _source(updates: str, made_by: Mapping[str, onnx.NodeProto]) -> str | None:
+    """A tensor whose first elements the updates are, as many as there are ones."""
+    part = made_by.get(updates)
+    if part is None or part.op_type != "Slice":
+        return None
+    flat = made_by.get(part.input[0])
+    return str(flat.input[0]) if flat is not None and flat.op_type == "Reshape" else None
