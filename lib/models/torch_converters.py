@@ -248,6 +248,7 @@ CONVERTERS: dict[str, Convert] = {
     "full_like.default": _filled,
     "grid_sampler_2d.default": _sampled,
     "min.dim": _smallest_along,
+    "_native_batch_norm_legit.no_stats": _of_norm("_batch_norm_legit_no_stats"),
     "_native_batch_norm_legit_no_training.default": _of_norm("_batch_norm_legit_no_training"),
     "native_group_norm.default": _of_norm("_native_group_norm"),
     "native_layer_norm.default": _of_norm("_native_layer_norm"),

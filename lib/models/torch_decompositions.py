@@ -82,36 +82,28 @@ def _elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> 
 
 
 def _batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: float, eps: float
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
     """By the batch's own mean and variance, as in training; the importer takes those that were kept, or none."""
     if not training:
         return NotImplemented
-    result, mean, rstd = _batch_norm_of_batch(x, weight, bias, True, 0.0, eps)
-    return result, mean, rstd
-
-
-def _batch_norm_of_batch(x: Any, weight: Any, bias: Any, _training: bool, _momentum: float, eps: float) -> Any:
-    axes = [axis for axis in range(x.ndim) if axis != 1]
-    mean = x.mean(axes, keepdim=True)
-    centred = x - mean
-    rstd = ((centred * centred).mean(axes, keepdim=True) + eps).rsqrt()
-    result, shape = centred * rstd, [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-    result = result if weight is None else result * weight.reshape(shape)
-    return result if bias is None else result + bias.reshape(shape), mean.reshape(-1), rstd.reshape(-1)
+    return _batch_norm_that_learns(x, weight, bias, mean, var, training, momentum, eps)[:3]
 
 
 def _batch_norm_that_learns(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
     """The same, also with what would be kept for the next batch."""
+    import torch
+
     if not training:
         return NotImplemented
-    result, own_mean, rstd = _batch_norm_of_batch(x, weight, bias, True, 0.0, eps)
-    count = x.numel() // x.shape[1]
-    own_var = (1 / (rstd * rstd) - eps) * (count / max(count - 1, 1))
-    return (result, own_mean, rstd, momentum * own_mean + (1 - momentum) * mean,
-            momentum * own_var + (1 - momentum) * var)  # fmt: skip
+    result, *_ = torch.ops.aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+    axes, count = [axis for axis in range(x.ndim) if axis != 1], x.numel() // x.shape[1]
+    own_mean, own_var = x.mean(axes), x.var(axes, correction=0)
+    kept_var = own_var * (count / max(count - 1, 1))
+    return (result, own_mean, (own_var + eps).rsqrt(), momentum * own_mean + (1 - momentum) * mean,
+            momentum * kept_var + (1 - momentum) * var)  # fmt: skip
 
 
 def _average_pool(
@@ -167,6 +159,12 @@ def _strided(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | N
 
     if not x.is_contiguous():
         return NotImplemented
+    if (
+        not offset
+        and math.prod(size) == x.numel()
+        and list(stride) == [math.prod(size[n + 1 :]) for n in range(len(size))]
+    ):
+        return x.reshape(size)
     places = torch.zeros((), dtype=torch.int64) + (offset or 0)
     for extent, apart in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + torch.arange(extent) * apart
@@ -294,7 +292,6 @@ _OURS: dict[str, Any] = {
     "scaled_dot_product_attention.default": _attention,
     "elu.default": _elu,
     "_native_batch_norm_legit.default": _batch_norm,
-    "_native_batch_norm_legit.no_stats": _batch_norm_of_batch,
     "_native_batch_norm_legit_functional.default": _batch_norm_that_learns,
     "avg_pool2d.default": _average_pool,
     "avg_pool3d.default": _average_pool,
