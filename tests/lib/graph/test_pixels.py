@@ -45,8 +45,8 @@ def of_bytes(x):
     return op.nn.conv2d(data, weight, data_layout="NHWC", kernel_layout="HWIO", out_dtype="int32")
 
 
-def at_once(build, *inputs, registers=REGISTERS, in_pairs=False):
-    return becomes(lambda made: pixels.at_once(Model(made, {}), registers, in_pairs=in_pairs).module, build, *inputs)
+def at_once(build, *inputs, registers=REGISTERS, takes_bytes=False):
+    return becomes(lambda made: pixels.at_once(Model(made, {}), registers, of_bytes=takes_bytes).module, build, *inputs)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_convolutions_of_lines_without_whole_tiles_are_of_all_pixels(build, shap
     assert found == after
 
 
-@pytest.mark.parametrize(("in_pairs", "n_reshapes"), [(True, 2), (False, 0)])
-def test_those_of_bytes_are_where_they_will_be_of_pairs(in_pairs, n_reshapes):
-    _, found = at_once(of_bytes, IMAGE, in_pairs=in_pairs)
+@pytest.mark.parametrize(("takes_bytes", "n_reshapes"), [(True, 2), (False, 0)])
+def test_those_of_bytes_are_where_another_instruction_adds_their_products(takes_bytes, n_reshapes):
+    _, found = at_once(of_bytes, IMAGE, takes_bytes=takes_bytes)
 
     assert "nn.conv2d" in found
     assert found.count("reshape") == n_reshapes
