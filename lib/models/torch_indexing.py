@@ -53,6 +53,9 @@ def _together(node: Any, importer: Any, taken: Sequence[int]) -> relax.Var:
     there are others between them."""
     found, emit = importer.env[node.args[0]], importer.block_builder.emit
     indices = [_counted(importer.env[node.args[1][axis]], found, axis, emit) for axis in taken]
+    if len(taken) > 1:
+        indices = [_from_start(index, int(found.ty.shape[axis]), emit)
+                   for axis, index in zip(taken, indices, strict=True)]  # fmt: skip
     if list(taken) != list(range(taken[0], taken[0] + len(taken))):
         others = [axis for axis in range(found.ty.ndim) if axis not in taken]
         found, taken = emit(relax.op.permute_dims(found, [*taken, *others])), range(len(taken))
@@ -67,11 +70,20 @@ def _together(node: Any, importer: Any, taken: Sequence[int]) -> relax.Var:
 
 
 def _counted(index: relax.Expr, found: relax.Expr, axis: int, emit: Callable[[relax.Expr], relax.Var]) -> relax.Expr:
-    """Indices in int64 that are counted from the start, where they are known; what an input says is taken as it is."""
+    """Indices in int64 that are counted from the start, where they are known. Others are as they are: of one that is
+    read as it comes it is known how large it may be, for the inputs that programs are tried with."""
     if isinstance(index, tvm.ir.Constant):
         places, extent = index.value.numpy().astype(np.int64), int(found.ty.shape[axis])
         return relax.const(np.where(places < 0, places + extent, places), "int64")
     return index if str(index.ty.dtype) == "int64" else emit(relax.op.astype(index, "int64"))
+
+
+def _from_start(index: relax.Expr, extent: int, emit: Callable[[relax.Expr], relax.Var]) -> relax.Expr:
+    """The same of others, which are computed with."""
+    if isinstance(index, tvm.ir.Constant):
+        return index
+    is_from_end = emit(relax.op.less(index, relax.const(0, "int64")))
+    return emit(relax.op.where(is_from_end, emit(relax.op.add(index, relax.const(extent, "int64"))), index))
 
 
 def _put(node: Any, importer: Any) -> relax.Var:
@@ -92,7 +104,8 @@ def _put_at(node: Any, importer: Any, *, is_added: bool) -> relax.Var:
     """Values at places of some axes, which come first meanwhile."""
     emit, x, values = importer.block_builder.emit, importer.env[node.args[0]], importer.env[node.args[2]]
     taken = [axis for axis, index in enumerate(node.args[1]) if index is not None]
-    indices = [_counted(importer.env[node.args[1][axis]], x, axis, emit) for axis in taken]
+    indices = [_from_start(_counted(importer.env[node.args[1][axis]], x, axis, emit), int(x.ty.shape[axis]), emit)
+               for axis in taken]  # fmt: skip
     order = [*taken, *(axis for axis in range(x.ty.ndim) if axis not in taken)]
     first = emit(relax.op.permute_dims(x, order)) if order != sorted(order) else x
     shape = [int(n) for n in first.ty.shape]

@@ -16,6 +16,7 @@ def reads(torch):
         "crossed, of higher ranks": lambda x, i, j: x[:, :, i.reshape(3, 1, 1), j.reshape(1, 3)],
         "constants from the end": lambda x, i, j: x[:, torch.tensor([-1, 0]), torch.tensor([2, -2])],
         "constants and inputs": lambda x, i, j: x[torch.tensor([[-1], [1]]), i],
+        "inputs from the end": lambda x, i, j: x[:, i - 4, j],
         "windows of an image": lambda x, i, j: torch.nn.functional.unfold(x, 2, padding=1, stride=2),
         "integers of 32 bits": lambda x, i, j: x[:, i.int(), j.int()],
     }
@@ -24,7 +25,8 @@ def reads(torch):
 NAMES = (
     "one axis", "two neighbours together", "two neighbours of places of one shape, of three axes",
     "two that are apart", "places of two shapes", "crossed, of higher ranks", "constants from the end",
-    "constants and inputs", "windows of an image", "integers of 32 bits",
+    "constants and inputs", "inputs from the end",
+    "windows of an image", "integers of 32 bits",
 )  # fmt: skip
 
 
@@ -45,6 +47,7 @@ def writes(torch):
         "one value": (lambda x, i, j: (i, j), ()),
         "a middle axis": (lambda x, i, j: (slice(None), i), (4, 3, 6, 7)),
         "a middle axis, of a broadcast": (lambda x, i, j: (slice(None), i), (3, 1, 7)),
+        "rows from the end": (lambda x, i, j: (i - 4,), (3, 5, 6, 7)),
         "two neighbours": (lambda x, i, j: (slice(None), i, j), (4, 3, 7)),
         "two that are apart": (lambda x, i, j: (i, slice(None), j), (3, 5, 7)),
         "places of two shapes": (lambda x, i, j: (i.unsqueeze(-1), j), (3, 3, 6, 7)),
@@ -54,7 +57,7 @@ def writes(torch):
 @pytest.mark.parametrize("is_added", [False, True])
 @pytest.mark.parametrize(
     "name",
-    ["rows", "one value", "a middle axis", "a middle axis, of a broadcast", "two neighbours", "two that are apart",
+    ["rows", "rows from the end", "one value", "a middle axis", "a middle axis, of a broadcast", "two neighbours", "two that are apart",
      "places of two shapes"],
 )  # fmt: skip
 def test_elements_are_written_where_torch_writes_them(tmp_path, cpu, torch, models, name, is_added):
