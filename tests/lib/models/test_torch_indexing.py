@@ -57,8 +57,8 @@ def writes(torch):
 @pytest.mark.parametrize("is_added", [False, True])
 @pytest.mark.parametrize(
     "name",
-    ["rows", "rows from the end", "one value", "a middle axis", "a middle axis, of a broadcast", "two neighbours", "two that are apart",
-     "places of two shapes"],
+    ["rows", "rows from the end", "one value", "a middle axis", "a middle axis, of a broadcast", "two neighbours",
+     "two that are apart", "places of two shapes"],
 )  # fmt: skip
 def test_elements_are_written_where_torch_writes_them(tmp_path, cpu, torch, models, name, is_added):
     places, shape = writes(torch)[name]
