@@ -6,7 +6,7 @@ ones come before it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import TensorProto
@@ -42,21 +42,23 @@ def _put(node: onnx.NodeProto, graph: Graph, made_by: Mapping[str, onnx.NodeProt
     if attributes(node, reduction=b"none")["reduction"] != b"none" or graph.version < _OLDEST:
         return None
     made = Made(graph)
+    if graph.elem_type(mask) != TensorProto.BOOL:
+        mask = made.op("Cast", mask, to=TensorProto.BOOL)
     if (value := _one_value(updates, graph, made_by)) is not None:
         for axis in range(len(of_mask), len(shape)):
             mask = made.add(graph.unsqueezed(mask, axis))
-    elif (source := _source(updates, made_by)) is not None and len(of_mask) == len(shape):
-        value = _in_order(made, graph, mask, source)
+    elif (source := _source(updates, graph, made_by)) is not None and len(of_mask) == len(shape):
+        value = _in_order(made, mask, shape, source)
     if value is None:
         return None
     made.op("Where", mask, value, x)
     return graph.ending(node, made.nodes)
 
 
-def _in_order(made: Made, graph: Graph, mask: str, source: str) -> str | None:
-    """The next element of a source for each one of a mask, and any for its zeros."""
-    shape, of_source = graph.shape(mask), graph.shape(source)
-    if shape is None or of_source is None:
+def _in_order(made: Made, mask: str, shape: Sequence[int], source: str) -> str | None:
+    """The next element of a source for each one of a mask of a shape, and any for its zeros."""
+    of_source = made.graph.shape(source)
+    if of_source is None:
         return None
     flat = made.axes(-1)
     ones = made.op("Cast", made.op("Reshape", mask, flat), to=TensorProto.INT64)
@@ -85,10 +87,13 @@ def _one_value(updates: str, graph: Graph, made_by: Mapping[str, onnx.NodeProto]
     return updates
 
 
-def _source(updates: str, made_by: Mapping[str, onnx.NodeProto]) -> str | None:
+def _source(updates: str, graph: Graph, made_by: Mapping[str, onnx.NodeProto]) -> str | None:
     """A tensor whose first elements the updates are, as many as there are ones."""
     part = made_by.get(updates)
-    if part is None or part.op_type != "Slice":
+    if part is None or part.op_type != "Slice" or len(part.input) > 4:  # with steps
+        return None
+    begin = graph.value(part.input[1])
+    if begin is None or begin.tolist() != [0]:
         return None
     flat = made_by.get(part.input[0])
     return str(flat.input[0]) if flat is not None and flat.op_type == "Reshape" else None

@@ -12,7 +12,7 @@ from tests.lib.models.torch_helpers import run_untuned
 SHAPE = (2, 3, 4)
 
 
-def file(path, updates, mask_rank=3, reduction="none"):
+def file(path, updates, mask_rank=3, reduction="none", mask_type=TensorProto.BOOL):
     """x, less than zero: `ScatterND` to the places of what is so, of updates from what `updates` makes."""
     constants = {
         "zero": np.array(0, np.float32), "seven": np.array(7.5, np.float32), "flat": np.array([-1]),
@@ -22,7 +22,8 @@ def file(path, updates, mask_rank=3, reduction="none"):
     nodes = [
         *([least] if mask_rank < 3 else []),
         helper.make_node("Less", ["least" if mask_rank < 3 else "x", "zero"], ["mask"]),
-        helper.make_node("NonZero", ["mask"], ["found"]),
+        helper.make_node("Cast", ["mask"], ["ones"], to=mask_type),
+        helper.make_node("NonZero", ["ones"], ["found"]),
         helper.make_node("Transpose", ["found"], ["places"], perm=[1, 0]),
         helper.make_node("Shape", ["places"], ["size"]),
         helper.make_node("Slice", ["size", "first", "second"], ["count"]),
@@ -50,12 +51,17 @@ IN_ORDER = [
     helper.make_node("Slice", ["elements", "first", "count"], ["updates"]),
 ]
 OTHERS = [helper.make_node("GatherND", ["s", "places"], ["updates"])]
+LATER = [
+    helper.make_node("Reshape", ["s", "flat"], ["elements"]), helper.make_node("Add", ["count", "second"], ["end"]),
+    helper.make_node("Slice", ["elements", "second", "end"], ["updates"]),
+]  # fmt: skip
 
 
+@pytest.mark.parametrize("mask_type", [TensorProto.BOOL, TensorProto.INT64], ids=["booleans", "numbers"])
 @pytest.mark.parametrize("updates", [ONE_VALUE, IN_ORDER], ids=["one value", "elements in their order"])
-def test_values_are_put_where_the_mask_says(tmp_path, cpu, updates):
+def test_values_are_put_where_the_mask_says(tmp_path, cpu, updates, mask_type):
     onnxruntime = pytest.importorskip("onnxruntime")
-    path = file(tmp_path / "m.onnx", updates)
+    path = file(tmp_path / "m.onnx", updates, mask_type=mask_type)
     rng = np.random.default_rng(0)
     for x in (rng.normal(size=SHAPE), np.ones(SHAPE), -np.ones(SHAPE)):
         arrays = [x.astype(np.float32), rng.normal(size=(5, 5)).astype(np.float32)][: 1 + (updates is IN_ORDER)]
@@ -90,7 +96,11 @@ def test_a_mask_of_fewer_axes_is_one_of_the_first(tmp_path, cpu, rank):
     assert np.any(found != 7.5 * x)
 
 
-@pytest.mark.parametrize(("updates", "reduction"), [(OTHERS, "none"), (ONE_VALUE, "add")], ids=["others", "added"])
+@pytest.mark.parametrize(
+    ("updates", "reduction"),
+    [(OTHERS, "none"), (LATER, "none"), (ONE_VALUE, "add")],
+    ids=["others", "from the second on", "added"],
+)
 def test_others_are_refused(tmp_path, updates, reduction):
     with pytest.raises(ModelError, match="uses NonZero"):
         onnx_import.load(file(tmp_path / "m.onnx", updates, reduction=reduction))
