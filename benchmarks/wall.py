@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from lib.contracts.errors import TunerError
 from lib.contracts.files import CompiledFiles
 from lib.tir.numerics import relative_error
 from tests.helpers import environment, luigi_command
+
+Arrays = Sequence[np.ndarray]
 
 VERDICTS = {
     "works": "a library came out, and computes what it should within 1e-3 of the largest value",
@@ -69,6 +71,31 @@ def refused(told: str, operator: str = "") -> str:
         return "seen wrong"
     named = "cannot be imported: " in told or "uses " in told or (operator in told if operator else "operator" in told)
     return "refused" if named else "unclear"
+
+
+def of_operator(
+    operator: str,
+    file: str,
+    write: Callable[[Path], tuple[Arrays, Arrays]],
+    tuned: Callable[[Path, Path, Arrays], Arrays],
+) -> dict[str, Any]:
+    """What comes of a file with one operator.
+
+    Args:
+        file: Its name.
+        write: Writes it; returns inputs and outputs that belong together. A `TypeError` says that there are none.
+        tuned: What a library makes of inputs, of a file and a folder to work in.
+    """
+    row = {"operator": operator}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / file
+        try:
+            inputs, outputs = write(path)
+            return row | compared(tuned(path, Path(folder), inputs), outputs)
+        except TypeError as error:
+            return row | {"verdict": "no tensors", "told": str(error)}
+        except TunerError as error:
+            return row | {"verdict": refused(str(error), operator), "told": str(error)}
 
 
 def by_command(file: Path, deadline_s: float) -> dict[str, Any]:

@@ -10,8 +10,8 @@ people have. A row says what came of it: see `wall.VERDICTS`.
 
 import argparse
 import sys
-import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ import wall
 import wall_serve
 from onnx import numpy_helper
 from onnx.backend.test.loader import load_node_model_tests
-
-from lib.contracts.errors import TunerError
 
 # Inputs, by their place, that say how to compute rather than on what.
 _SETTINGS: dict[str, tuple[int, ...]] = {
@@ -93,16 +91,7 @@ def serve(*, quick: bool) -> None:
 
     def attempt(name: str) -> wall_serve.Row:
         test = known[name]
-        operator = {"operator": test.model.graph.node[0].op_type}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            try:
-                inputs, outputs = write(test, path)
-                return operator | wall.compared(tuned(path, Path(folder), inputs), outputs)
-            except TypeError as error:
-                return operator | {"verdict": "no tensors", "told": str(error)}
-            except TunerError as error:
-                return operator | {"verdict": wall.refused(str(error), operator["operator"]), "told": str(error)}
+        return wall.of_operator(test.model.graph.node[0].op_type, "model.onnx", partial(write, test), tuned)
 
     wall_serve.serve(attempt)
 

@@ -10,9 +10,9 @@ torch itself does not export, what has no results that are numbers of NumPy, and
 import argparse
 import contextlib
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-import numpy as np
 import torch
 import wall
 import wall_serve
 from torch import nn
 from torch.utils import _pytree
-
-from lib.contracts.errors import TunerError
 
 _KINDS = (torch.float32, torch.int64, torch.int32, torch.bool, torch.int8, torch.uint8)
 _RANDOM = ("dropout", "bernoulli", "multinomial", "normal", "rand", "uniform", "cauchy", "exponential", "geometric",
@@ -71,8 +68,8 @@ def samples(op: Any, count: int) -> Iterator[tuple[Applied, tuple[torch.Tensor, 
         yield Applied(op.op, arguments), inputs
 
 
-def write(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> list[np.ndarray]:
-    """Export a model; returns what it makes of inputs.
+def write(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> tuple[wall.Arrays, wall.Arrays]:
+    """Export a model; returns its inputs, and what it makes of them.
 
     Raises:
         TypeError: torch does not export it, or something of it is no tensor of numbers that NumPy has.
@@ -86,7 +83,7 @@ def write(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> lis
         torch.export.save(torch.export.export(model, inputs), path)
     except Exception as error:  # whatever of torch's own
         raise TypeError(f"not exported: {type(error).__name__}") from error
-    return [each.resolve_conj().numpy() for each in outputs]
+    return [each.numpy() for each in inputs], [each.resolve_conj().numpy() for each in outputs]
 
 
 def serve(count: int) -> None:
@@ -97,21 +94,10 @@ def serve(count: int) -> None:
 
     def attempt(name: str) -> wall_serve.Row:
         operator, _, number = name.rpartition("#")
-        row = {"operator": operator}
         found = next(islice(samples(known[operator], count), int(number), None), None)
         if found is None:
-            return row | {"verdict": "no tensors", "told": "no such sample"}
-        model, inputs = found
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.pt2"
-            try:
-                outputs = write(model, inputs, path)
-                arrays = [each.numpy() for each in inputs]
-                return row | wall.compared(stages.untuned(path, Path(folder), arrays), outputs)
-            except TypeError as error:
-                return row | {"verdict": "no tensors", "told": str(error)}
-            except TunerError as error:
-                return row | {"verdict": wall.refused(str(error), operator), "told": str(error)}
+            return {"operator": operator, "verdict": "no tensors", "told": "no such sample"}
+        return wall.of_operator(operator, "model.pt2", partial(write, *found), stages.untuned)
 
     wall_serve.serve(attempt)
 

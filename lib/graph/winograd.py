@@ -64,7 +64,7 @@ class _Kind:
 
 _KINDS = {
     _WIDE: _Kind("float32", "float32", "float32", {3: (2, 4), 5: (2, 4), 7: (2,)}),
-    _NARROW: _Kind("float32", "float32", "float32", {3: (2,)}, 0.5, 0.5),
+    _NARROW: _Kind("float32", "float32", "float32", {3: (2,)}, share=0.5, direct=0.5),
     _PAIRS: _Kind("int16", "int32", "float64", {3: (2, 4)}),
     _OF_BYTES: _Kind("float32", "int32", "float32", {3: (2, 4), 5: (2, 4), 7: (2,)}, direct=0.6),
 }

@@ -44,10 +44,7 @@ def expand(
             nodes += found or [node]
         if not is_replaced:
             break
-        del proto.graph.node[:]
-        proto.graph.node.extend(nodes)
-        proto.graph.initializer.extend(graph.constants)
-        proto.graph.value_info.extend(graph.told)
+        graph.put(proto, nodes)
         is_changed = True
     return is_changed
 

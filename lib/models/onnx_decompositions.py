@@ -30,9 +30,7 @@ def decompose(proto: onnx.ModelProto, *, has_loops: bool = True) -> bool:
     for node in proto.graph.node:
         rule = _rule_of(node)
         nodes += (rule(node, graph) if rule else None) or [node]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    proto.graph.initializer.extend(graph.constants)
+    graph.put(proto, nodes)
     return True
 
 

@@ -115,6 +115,13 @@ class Graph:
             return self.node("Unsqueeze", name, self.constant(np.array([axis])))
         return self.node("Unsqueeze", name, axes=[axis])
 
+    def put(self, proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Give a model these nodes in place of its own, with the constants and types that were made for them."""
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+        proto.graph.initializer.extend(self.constants)
+        proto.graph.value_info.extend(self.told)
+
     @staticmethod
     def ending(node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto], output: int = 0) -> list[onnx.NodeProto]:
         """Nodes of which the last makes what a node made."""

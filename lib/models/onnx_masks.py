@@ -27,9 +27,7 @@ def settle(proto: onnx.ModelProto) -> None:
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
         nodes += (_put(node, graph, made_by) if node.op_type == "ScatterND" else None) or [node]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    proto.graph.initializer.extend(graph.constants)
+    graph.put(proto, nodes)
     onnx_folding.drop_unread(proto.graph)
 
 

@@ -144,12 +144,6 @@ def _copied(node: Any, importer: Any) -> relax.Expr:
     return emit(relax.op.stack([x, emit(relax.op.multiply(x, relax.const(0, "float32")))], axis=-1))
 
 
-def _permuted(node: Any, importer: Any) -> relax.Expr:
-    rank = node.meta["val"].ndim
-    order = [axis % rank for axis in node.args[1]]
-    return importer.block_builder.emit(relax.op.permute_dims(importer.env[node.args[0]], [*order, rank]))
-
-
 def _added(operation: Any) -> Convert:
     """Sums and differences of complex numbers of shapes that broadcast."""
 
@@ -172,13 +166,6 @@ def _sliced(node: Any, importer: Any) -> relax.Expr:
     return importer.block_builder.emit(relax.op.strided_slice(found, [axis], [begin], [end], [step]))
 
 
-def _chosen(node: Any, importer: Any) -> relax.Expr:
-    x, axis, index = node.args
-    emit, found, rank = importer.block_builder.emit, importer.env[x], x.meta["val"].ndim
-    axis, index = axis % rank, index % int(found.ty.shape[axis % rank])
-    return emit(relax.op.squeeze(emit(relax.op.strided_slice(found, [axis], [index], [index + 1])), [axis]))
-
-
 CONVERTERS: dict[str, Convert] = {
     **torch_fft.CONVERTERS,
     "_conj.default": _conjugated,
@@ -189,10 +176,10 @@ CONVERTERS: dict[str, Convert] = {
     "clone.default": _same,
     "complex.default": _of_parts,
     "mul.Tensor": _multiplied,
-    "permute.default": _permuted,
+    "permute.default": OF_REAL["permute.default"],
     "polar.default": _polar,
     "reshape.default": _reshaped,
-    "select.int": _chosen,
+    "select.int": OF_REAL["select.int"],
     "slice.Tensor": _sliced,
     "sub.Tensor": _added(relax.op.subtract),
     "unsqueeze.default": _unsqueezed,
@@ -202,9 +189,8 @@ CONVERTERS: dict[str, Convert] = {
 }
 # The same operators on real numbers.
 _ALSO_OF_REAL: dict[str, Convert] = {
-    **{name: OF_REAL[name] for name in ("add.Tensor", "mul.Tensor", "permute.default", "select.int", "sub.Tensor")},
+    **{name: OF_REAL[name] for name in ("add.Tensor", "mul.Tensor", "sub.Tensor")},
     "_to_copy.default": lambda node, importer: importer._to_copy(node),
     "abs.default": lambda node, importer: importer.block_builder.emit(relax.op.abs(importer.env[node.args[0]])),
-    "clone.default": _same,
     "slice.Tensor": lambda node, importer: importer._slice(node),
 }

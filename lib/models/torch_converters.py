@@ -37,9 +37,11 @@ def _convolution(node: Any, importer: Any) -> relax.Var:
 
 
 def _select(node: Any, importer: Any) -> relax.Var:
-    """A slice without its axis; the importer gathers by a constant index."""
+    """A slice without its axis; the importer gathers by a constant index. Complex numbers have an axis more than in
+    torch (`lib.models.torch_complex`)."""
     x = importer.env[node.args[0]]
-    axis, index = node.args[1] % x.ty.ndim, node.args[2] % int(x.ty.shape[node.args[1]])
+    axis = node.args[1] % node.args[0].meta["val"].ndim
+    index = node.args[2] % int(x.ty.shape[axis])
     part = relax.op.strided_slice(x, [axis], [index], [index + 1])
     return importer.block_builder.emit(relax.op.squeeze(importer.block_builder.emit(part), [axis]))
 
@@ -144,9 +146,10 @@ def _joined(node: Any, importer: Any) -> relax.Var:
 
 
 def _permute(node: Any, importer: Any) -> relax.Var:
-    """Axes counted from the start: ConvertLayout takes no others."""
-    x = importer.env[node.args[0]]
-    return importer.block_builder.emit(relax.op.permute_dims(x, [axis % x.ty.ndim for axis in node.args[1]]))
+    """Axes counted from the start: ConvertLayout takes no others. That of complex numbers' parts stays the last."""
+    x, rank = importer.env[node.args[0]], node.meta["val"].ndim
+    order = [*(axis % rank for axis in node.args[1]), *range(rank, x.ty.ndim)]
+    return importer.block_builder.emit(relax.op.permute_dims(x, order))
 
 
 def _squeeze(node: Any, importer: Any) -> relax.Var:

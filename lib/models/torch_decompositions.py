@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from lib.models.torch_pooling import beyond, for_each_axis
+
 # Of which torch has a decomposition that it takes only when asked.
 _ASKED_FOR = ("addmv.default", "dist.default")
 
@@ -28,8 +30,7 @@ def decompositions(torch: ModuleType, whole: Sequence[Any] = ()) -> Any:
     for kept in (aten.linear.default, aten.matmul.default, *whole):
         table.pop(kept, None)
     operators = {name: _operator(aten, name) for name in (*_ASKED_FOR, *_OURS)}
-    table.update({operators[name]: decomposition_table[operators[name]]
-                  for name in _ASKED_FOR if operators[name] in decomposition_table})  # fmt: skip
+    table.update({operators[name]: decomposition_table[operators[name]] for name in _ASKED_FOR})
     table.update({operators[name]: ours for name, ours in _OURS.items()})
     return table
 
@@ -116,14 +117,10 @@ def _average_pool(
     if divisor_override is None:
         return NotImplemented
     rank = x.ndim - 2 if x.ndim > len(window) + 1 else x.ndim - 1
-    window, stride, padding = (
-        list(each) * (rank // len(each)) for each in (window, stride or window, padding)
-    )  # as in torch, one for all axes
+    window, stride, padding = for_each_axis((window, stride or window, padding), rank)
     pool = torch.nn.functional.avg_pool2d if rank == 2 else torch.nn.functional.avg_pool3d
     made = pool(x, window, stride, padding, ceil_mode).shape[-rank:]
-    image = x.shape[-rank:]
-    more = [max(0, (n - 1) * step + taps - extent - before)
-            for n, step, taps, extent, before in zip(made, stride, window, image, padding, strict=True)]  # fmt: skip
+    more = beyond(made, window, stride, padding, [1] * rank, x.shape[-rank:])
     ends = [end for pair in zip(reversed(padding), reversed(more), strict=True) for end in pair]
     return pool(torch.nn.functional.pad(x, ends), window, stride) * (math.prod(window) / divisor_override)
 

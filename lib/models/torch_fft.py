@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from lib.models.torch_matrices import Emit, along
+
 MOST = 4096  # elements along an axis: a matrix of 128 MiB
 _BY_ROOT, _BY_COUNT = 1, 2  # torch's fft_norm_mode
-
-_Emit = Callable[[relax.Expr], relax.Var]
 
 
 def _of_real(node: Any, importer: Any) -> relax.Expr:
@@ -26,7 +26,7 @@ def _of_real(node: Any, importer: Any) -> relax.Expr:
     shape = [int(n) for n in x.meta["val"].shape]
     factor = _factor(how, [shape[axis] for axis in axes])
     count = shape[last] // 2 + 1 if onesided else shape[last]
-    found = _along(emit, found, last, factor * waves_of_real(shape[last])[:, :count], complex_in=False)
+    found = along(emit, found, last, factor * waves_of_real(shape[last])[:, :count], complex_out=True)
     return _of_others(emit, found, others, sign=-1)
 
 
@@ -47,12 +47,13 @@ def _to_real(node: Any, importer: Any) -> relax.Expr:
     shape = [int(n) for n in x.meta["val"].shape]
     factor = _factor(how, [*(shape[axis] for axis in others), count])
     found = _of_others(emit, found, others, sign=1)
-    return _along(emit, found, last, factor * waves_to_real(count, shape[last]), complex_out=False)
+    return along(emit, found, last, factor * waves_to_real(count, shape[last]), complex_in=True)
 
 
-def _of_others(emit: _Emit, found: relax.Expr, axes: Sequence[int], sign: int) -> relax.Expr:
+def _of_others(emit: Emit, found: relax.Expr, axes: Sequence[int], sign: int) -> relax.Expr:
     for axis in axes:
-        found = _along(emit, found, axis, waves(int(found.ty.shape[axis]), sign))
+        wave = waves(int(found.ty.shape[axis]), sign)
+        found = along(emit, found, axis, wave, complex_in=True, complex_out=True)
     return found
 
 
@@ -88,23 +89,6 @@ def _angles(rows: int, columns: int) -> np.ndarray:
 def _factor(how: int, extents: Sequence[int]) -> float:
     count = float(np.prod(extents))
     return {_BY_ROOT: count**-0.5, _BY_COUNT: 1 / count}.get(how, 1.0)
-
-
-def _along(
-    emit: _Emit, x: relax.Expr, axis: int, matrix: np.ndarray, *, complex_in: bool = True, complex_out: bool = True
-) -> relax.Expr:
-    """A product with a matrix along an axis, and along that of real and imaginary parts, where there is one."""
-    rank = x.ty.ndim - complex_in
-    order = [*(n for n in range(rank) if n != axis), axis, *([rank] if complex_in else [])]
-    last = emit(relax.op.permute_dims(x, order)) if order != sorted(order) else x
-    outer = [int(n) for n in last.ty.shape][: rank - 1]
-    rows = int(np.prod(matrix.shape[: 1 + complex_in]))
-    flat = emit(relax.op.reshape(last, (*outer, rows)))
-    made = emit(relax.op.matmul(flat, relax.const(matrix.reshape(rows, -1).astype(np.float32))))
-    count = matrix.shape[1 + complex_in]
-    whole = emit(relax.op.reshape(made, (*outer, count, *([2] if complex_out else []))))
-    back = [*range(axis), rank - 1, *range(axis, rank - 1), *([rank] if complex_out else [])]
-    return emit(relax.op.permute_dims(whole, back)) if back != sorted(back) else whole
 
 
 CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {

@@ -1,7 +1,7 @@
 """Pooling that also says where the largest elements were, in Relax; TVM 0.27's importer says nothing of it."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,7 @@ def _largest(node: Any, importer: Any) -> relax.Var:
     window, stride, padding, dilation = _options(node, rank)
     shape = [int(n) for n in x.ty.shape]
     image, out, axes = shape[-rank:], made[-rank:], list(range(len(shape) - rank, len(shape)))
-    more = [
-        max(0, (n - 1) * step + apart * (taps - 1) + 1 - extent - before)
-        for n, step, apart, taps, extent, before in zip(out, stride, dilation, window, image, padding, strict=True)
-    ]
+    more = beyond(out, window, stride, padding, dilation, image)
     ends = [[before, after] for before, after in zip(padding, more, strict=True)]
     width = [0] * (2 * (len(shape) - rank)) + [end for pair in ends for end in pair]
     padded = emit(relax.op.nn.pad(x, width, "constant", float(np.finfo(np.float32).min))) if any(width) else x
@@ -51,13 +48,29 @@ def _largest(node: Any, importer: Any) -> relax.Var:
     return emit(relax.Tuple([best, places]))
 
 
+def beyond(
+    made: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    image: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """How far the last windows reach beyond the end of an image, along each axis."""
+    return [
+        max(0, (n - 1) * step + apart * (taps - 1) + 1 - extent - before)
+        for n, taps, step, before, apart, extent in zip(made, window, stride, padding, dilation, image, strict=True)
+    ]
+
+
+def for_each_axis(options: Sequence[Sequence[int]], rank: int) -> list[list[int]]:
+    """Options with a number for each axis, of which torch may give one for all."""
+    return [list(each) * (rank // len(each)) for each in options]
+
+
 def _options(node: Any, rank: int) -> list[list[int]]:
     """Window, stride, padding and dilation along each axis; torch leaves out what is as usual, and may give one for
     all axes."""
     given = [list(each) for each in node.args[1:5]]
     usual: list[list[int]] = [[], [], [0], [1]]
     window, stride, padding, dilation = given + usual[len(given) :]
-    return [each * (rank // len(each)) for each in (window, stride or window, padding, dilation)]
+    return for_each_axis((window, stride or window, padding, dilation), rank)
 
 
 CONVERTERS: dict[str, _Convert] = {

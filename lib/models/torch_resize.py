@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from lib.models.torch_matrices import along
+
 _Convert = Callable[[Any, Any], relax.Expr]
 
 
@@ -21,7 +23,7 @@ def _resized(otherwise: str) -> _Convert:
         otherwise: A method of the importer; none, if it has none that is right.
     """
 
-    def convert(node: Any, importer: Any) -> relax.Var:
+    def convert(node: Any, importer: Any) -> relax.Expr:
         is_right = otherwise and _is_by_sizes(node)
         return getattr(importer, otherwise)(node) if is_right else _by_matrices(node, importer)
 
@@ -51,16 +53,10 @@ def _nearest(node: Any, importer: Any) -> relax.Var:
     return found
 
 
-def _by_matrices(node: Any, importer: Any) -> relax.Var:
-    emit, found = importer.block_builder.emit, importer.env[node.args[0]]
-    rank = found.ty.ndim
-    for axis in range(2, rank):
-        matrix = relax.const(_matrix(node, axis))
-        order = [n for n in range(rank) if n != axis] + [axis]
-        last = emit(relax.op.permute_dims(found, order)) if axis != rank - 1 else found
-        product = emit(relax.op.matmul(last, matrix))
-        back = [order.index(n) for n in range(rank)]
-        found = emit(relax.op.permute_dims(product, back)) if axis != rank - 1 else product
+def _by_matrices(node: Any, importer: Any) -> relax.Expr:
+    found = importer.env[node.args[0]]
+    for axis in range(2, found.ty.ndim):
+        found = along(importer.block_builder.emit, found, axis, _matrix(node, axis))
     return found
 
 

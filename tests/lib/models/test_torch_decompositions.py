@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.lib.models.torch_helpers import assert_like_torch
+from tests.lib.models.torch_helpers import assert_function_like_torch, assert_like_torch, names
 
 IMAGE, ROWS, VOLUME = (2, 6, 9, 8), (3, 4, 5), (1, 2, 6, 5, 4)
 
@@ -59,27 +59,11 @@ def functions(torch):
     }  # fmt: skip
 
 
-NAMES = (
-    "selu", "elu", "average pool by a divisor", "average pool of volumes by a divisor", "average pool",
-    "norm by the batch", "norm by the batch alone", "norm by each image", "distances", "distances in another norm",
-    "distances in the largest norm", "windows", "windows of a middle axis", "places in memory", "largest of a grid",
-    "places in sorted rows", "cumulative logarithms", "bilinear layer", "sum of products", "product with a vector",
-    "mean and variance", "limits that are tensors", "features among others", "steps", "order", "any of all",
-    "any of numbers", "signs", "powers", "hypotenuse",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names(functions))
 def test_what_is_taken_apart_computes_what_torch_computes(tmp_path, cpu, torch, models, name):
-    known = functions(torch)
-    assert set(known) == set(NAMES)
-    function, shapes = known[name]
-    torch.manual_seed(0)
+    function, shapes = functions(torch)[name]
 
-    assert_like_torch(
-        torch, cpu, tmp_path / "m.pt2", models["function"](lambda self, *x: function(*x)),
-        *(torch.randn(shape) for shape in shapes),
-    )  # fmt: skip
+    assert_function_like_torch(torch, cpu, tmp_path / "m.pt2", models, function, shapes)
 
 
 def test_the_larger_of_two_is_the_one_that_is_a_number(tmp_path, cpu, torch, models):

@@ -5,7 +5,7 @@ import pytest
 
 from lib.contracts.errors import ModelError
 from lib.models import torch_fft, torch_import
-from tests.lib.models.torch_helpers import assert_like_torch, save
+from tests.lib.models.torch_helpers import assert_function_like_torch, names, save
 
 SIGNAL, IMAGE = (2, 3, 12), (2, 5, 6)
 
@@ -39,23 +39,11 @@ def functions(torch):
     }  # fmt: skip
 
 
-NAMES = (
-    "of real numbers", "of an odd number of them", "along another axis", "whole", "of images",
-    "of complex images, and back", "and back", "and back to an odd number", "and back to images",
-    "and back of what is conjugate", "filtered",
-    "sums and parts", "spectra of windows", "spectra of windows within a signal", "spectra of windows, and back",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names(functions))
 def test_transforms_are_torchs(tmp_path, cpu, torch, models, name):
-    known = functions(torch)
-    assert set(known) == set(NAMES)
-    function, shape = known[name]
-    torch.manual_seed(0)
+    function, shape = functions(torch)[name]
 
-    model = models["function"](lambda self, x: function(x) * 1.0)
-    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(shape))
+    assert_function_like_torch(torch, cpu, tmp_path / "m.pt2", models, lambda x: function(x) * 1.0, [shape])
 
 
 def test_matrices_are_numpys():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lib.models.torch_helpers import assert_like_torch
+from tests.lib.models.torch_helpers import assert_like_torch, names
 
 
 def reads(torch):
@@ -22,46 +22,32 @@ def reads(torch):
     }
 
 
-NAMES = (
-    "one axis", "two neighbours together", "two neighbours of places of one shape, of three axes",
-    "two that are apart", "places of two shapes", "crossed, of higher ranks", "constants from the end",
-    "constants and inputs", "inputs from the end",
-    "windows of an image", "integers of 32 bits",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names(reads))
 def test_elements_are_those_that_torch_reads(tmp_path, cpu, torch, models, name):
-    known = reads(torch)
-    assert set(known) == set(NAMES)
-    model = models["function"](lambda self, x, i, j: known[name](x, i, j) * 2)
+    read = reads(torch)[name]
+    model = models["function"](lambda self, x, i, j: read(x, i, j) * 2)
     i, j = torch.tensor([3, 0, 2]), torch.tensor([1, 1, 3])
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 5, 6, 7), i, j)
 
 
-def writes(torch):
-    """By name: what writes values of a shape into such a tensor."""
-    return {
-        "rows": (lambda x, i, j: (i,), (3, 5, 6, 7)),
-        "one value": (lambda x, i, j: (i, j), ()),
-        "a middle axis": (lambda x, i, j: (slice(None), i), (4, 3, 6, 7)),
-        "a middle axis, of a broadcast": (lambda x, i, j: (slice(None), i), (3, 1, 7)),
-        "rows from the end": (lambda x, i, j: (i - 4,), (3, 5, 6, 7)),
-        "two neighbours": (lambda x, i, j: (slice(None), i, j), (4, 3, 7)),
-        "two that are apart": (lambda x, i, j: (i, slice(None), j), (3, 5, 7)),
-        "places of two shapes": (lambda x, i, j: (i.unsqueeze(-1), j), (3, 3, 6, 7)),
-    }
+# By name: where values are written into such a tensor, and of which shape they are.
+WRITES = {
+    "rows": (lambda x, i, j: (i,), (3, 5, 6, 7)),
+    "one value": (lambda x, i, j: (i, j), ()),
+    "a middle axis": (lambda x, i, j: (slice(None), i), (4, 3, 6, 7)),
+    "a middle axis, of a broadcast": (lambda x, i, j: (slice(None), i), (3, 1, 7)),
+    "rows from the end": (lambda x, i, j: (i - 4,), (3, 5, 6, 7)),
+    "two neighbours": (lambda x, i, j: (slice(None), i, j), (4, 3, 7)),
+    "two that are apart": (lambda x, i, j: (i, slice(None), j), (3, 5, 7)),
+    "places of two shapes": (lambda x, i, j: (i.unsqueeze(-1), j), (3, 3, 6, 7)),
+}
 
 
 @pytest.mark.parametrize("is_added", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    ["rows", "rows from the end", "one value", "a middle axis", "a middle axis, of a broadcast", "two neighbours",
-     "two that are apart", "places of two shapes"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", WRITES)
 def test_elements_are_written_where_torch_writes_them(tmp_path, cpu, torch, models, name, is_added):
-    places, shape = writes(torch)[name]
+    places, shape = WRITES[name]
 
     def put(self, x, values, i, j):
         given = tuple(None if isinstance(each, slice) else each for each in places(x, i, j))

@@ -1,6 +1,7 @@
 """Exported programs: written, spoilt, run, and compared with torch."""
 
 import zipfile
+from unittest.mock import MagicMock
 
 import numpy as np
 import tvm
@@ -43,3 +44,15 @@ def assert_like_torch(torch, cpu, path, model, *inputs):
     with torch.no_grad():
         [expected] = [model(*inputs)]
     np.testing.assert_allclose(found[0], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def names(cases):
+    """Of cases that are made of torch's functions, by name: without torch, which may not be there."""
+    return list(cases(MagicMock()))
+
+
+def assert_function_like_torch(torch, cpu, path, models, function, shapes):
+    """Of random tensors of these shapes."""
+    torch.manual_seed(0)
+    model = models["function"](lambda self, *x: function(*x))
+    assert_like_torch(torch, cpu, path, model, *(torch.randn(shape) for shape in shapes))
