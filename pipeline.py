@@ -79,7 +79,7 @@ class TunerTask(luigi.Task):
     batch_size: int = Int(default=0, description="samples in an inference of a zoo model; 0: 1")
     sequence: int = Int(default=0, description="tokens in a sample of a zoo model; 0: its default")
     shape: str = Text(
-        default="", description="of an ONNX file's inputs: 'ids=1,128'; or 'batch=1'; or a range: 'sequence=1..512'"
+        default="", description="of a file's inputs: 'ids=1,128'; or 'batch=1'; or a range: 'sequence=1..512'"
     )
     lengths: str = Text(default="", description="of a range: a file with lengths and how often each is asked for")
     weights: str = Text(default="", description="a .safetensors file for a zoo model; empty: random weights")
@@ -667,7 +667,9 @@ class TuningTask(TunerTask):
         return standing
 
     def prepare(self) -> None:
-        """What measures is made ready while the model is read."""
+        """What measures is made ready while the model is read; where nothing is there, that is told at once."""
+        if self.trials and self.given.absence:
+            console.tell(f"warning: {self.given.absence} It may yet come: the model is read first.")
         if self.given.measured_on.can_compile:
             launcher.prepare()
 

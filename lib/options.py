@@ -96,6 +96,11 @@ class Options:
         """Raises: ConfigError: Something is to be measured, and no device is there."""
         factory.require_device(self.measured_on, self.compile_target)
 
+    @cached_property
+    def absence(self) -> str:
+        """Why there is no device when the command begins; empty where there is one. It is waited for."""
+        return factory.absence(self.measured_on, self.compile_target)
+
     def configured(self, kind: type[Any], section: str, **options: Any) -> Any:
         """A frozen config from its section and from options.
 

@@ -108,12 +108,12 @@ def load(source: Source, target: AnyTarget | None = None) -> Model:
     path = Path(source.model)
     is_cpu = target is None or target.kind == "llvm"
     lanes = registers(target.tvm()).lanes if target and is_cpu else 8
+    shapes = parse_shapes(source.shape)
     if path.suffix == ".onnx":
-        shapes = parse_shapes(source.shape)
         instruction = few_bits_rows.instruction(target.tvm()) if target and is_cpu else ""
         return onnx_import.load(path, shapes, has_loops=is_cpu, instruction=instruction, lanes=lanes)
     if path.suffix == ".pt2":
-        return torch_import.load(path, has_loops=is_cpu, lanes=lanes)
+        return torch_import.load(path, shapes, has_loops=is_cpu, lanes=lanes)
     weights = Path(source.weights) if source.weights else None
     return catalogue.load(source.model, batch=source.batch_size or 1, sequence=source.sequence or None, weights=weights)
 

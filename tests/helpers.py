@@ -39,7 +39,6 @@ generations = 1
 [measure]
 min_repeat_s = 0.001
 run_timeout_s = 60
-device_patience_s = 60
 [train]
 min_samples = 2
 base = no
@@ -52,6 +51,8 @@ repeats = 1
 turns = 1
 """
 
+
+PATIENCE = "device_patience_s = 60"
 
 # What made-up measurements were measured under.
 CONDITIONS = Conditions('{"kind": "llvm"}', 2, "cold", "plain r0", 1, "a CPU", "apache-tvm 0")
@@ -198,7 +199,7 @@ def luigi_command(*arguments: str) -> list[str]:
 
 
 def luigi(
-    tmp_path: Path, *arguments: str, timeout_s: float = 300, measure: str = "", memory: str = ""
+    tmp_path: Path, *arguments: str, timeout_s: float = 300, measure: str = PATIENCE, memory: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """Type a luigi command in the repository's root, with quick settings and artifacts below `tmp_path`.
 
@@ -221,7 +222,7 @@ def with_runtime() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "lib" / "runtime")}
 
 
-def environment(tmp_path: Path, measure: str = "", memory: str = "") -> dict[str, str]:
+def environment(tmp_path: Path, measure: str = PATIENCE, memory: str = "") -> dict[str, str]:
     """Environment of such a command."""
     config = tmp_path / "quick.cfg"
     text = QUICK.format(artifacts=tmp_path / "artifacts").replace("[measure]\n", f"[measure]\n{measure}\n")

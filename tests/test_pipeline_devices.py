@@ -99,7 +99,6 @@ def test_models_that_should_train_on_a_missing_gpu_train_on_the_cpu_and_say_so(t
     [
         ("gpu", "--devices must be `local`"),
         ("replay:/nowhere", "there is no folder /nowhere"),
-        ("rpc://127.0.0.1:1/key", "The tracker 127.0.0.1:1 does not answer"),
     ],
 )
 def test_devices_that_are_not_there_end_the_run_with_a_message(devices, told, tmp_path):
@@ -107,6 +106,15 @@ def test_devices_that_are_not_there_end_the_run_with_a_message(devices, told, tm
 
     assert done.returncode != 0
     assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_tracker_that_is_not_there_is_told_at_once_and_ends_the_run_later(tmp_path):
+    done = luigi(tmp_path, *TUNE, "--devices", "rpc://127.0.0.1:1/key", measure="device_patience_s = 3")
+
+    assert done.returncode != 0
+    assert done.stderr.startswith("warning: The tracker 127.0.0.1:1 does not answer")
+    assert "error: The tracker 127.0.0.1:1 does not answer" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -7,7 +7,7 @@ from lib.measure import emulator as emulators
 from lib.measure.absent import AbsentDevice
 from lib.measure.device_pool import DevicePool
 from lib.measure.devices import Devices, Local, Replay, Rpc
-from lib.measure.fleet import GpuFleet, RpcFleet
+from lib.measure.fleet import Fleet, GpuFleet, RpcFleet
 from lib.measure.local_pool import LocalPool
 from lib.measure.replay import ReplayRunner
 from lib.measure.runner import MeasureConfig, Pool, Runner
@@ -26,10 +26,8 @@ def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig, emul
         return ReplayRunner(
             devices.folder, identity.conditions(target, "", config.weights if target.kind == "llvm" else "warm")
         )
-    if isinstance(devices, Rpc):
-        return DevicePool(target, config, RpcFleet(devices.tracker, devices.key, target))
-    if isinstance(target, GpuTarget):
-        return DevicePool(target, config, GpuFleet())
+    if fleet := _fleet(devices, target):
+        return DevicePool(target, config, fleet)
     if not target.runs_here:
         return AbsentDevice(target, config, emulators.emulator(emulator, target))
     return LocalPool(target, config)
@@ -41,6 +39,12 @@ def require_device(devices: Devices, target: AnyTarget) -> None:
         raise ConfigError(absent.missing(target))
 
 
+def absence(devices: Devices, target: AnyTarget) -> str:
+    """Why there is no device now that measures the target's programs, and what to do; empty where there is one."""
+    fleet = _fleet(devices, target)
+    return fleet.absent() if fleet else ""
+
+
 def require_pool(runner: Runner) -> Pool:
     """A runner that has devices.
 
@@ -50,3 +54,10 @@ def require_pool(runner: Runner) -> Pool:
     if isinstance(runner, (LocalPool, DevicePool, AbsentDevice)):
         return runner
     raise ConfigError("--devices replay: nothing can be compiled, since winners are timed and checked again.")
+
+
+def _fleet(devices: Devices, target: AnyTarget) -> Fleet | None:
+    """Devices that come and go, where they do."""
+    if isinstance(devices, Rpc):
+        return RpcFleet(devices.tracker, devices.key, target)
+    return GpuFleet() if isinstance(devices, Local) and isinstance(target, GpuTarget) else None

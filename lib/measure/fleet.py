@@ -41,6 +41,10 @@ class Fleet(Protocol):
         """One for each device that there is now; at least one if others may come."""
         ...
 
+    def absent(self) -> str:
+        """Why there is none now, and what to do; empty if there is one, free or not."""
+        ...
+
     def missing(self) -> str:
         """Why there is none, and what to do."""
         ...
@@ -72,7 +76,7 @@ class RpcFleet:
         """One for each registered server. The tracker decides which of them a driver gets."""
         return [Slot(Rpc(self.tracker, self.key))] * min(max(len(self._servers()), 1), _MOST)
 
-    def missing(self) -> str:
+    def absent(self) -> str:
         try:
             found = self.tracker.servers(self.key)
         except OSError as error:
@@ -85,7 +89,12 @@ class RpcFleet:
                 f"No server is registered under {self.key!r} at the tracker {self.tracker}. Start one on the device: "
                 f"`python -m lib.rpc_server --tracker {self.tracker} --key {self.key}`."
             )
-        addresses = ", ".join(f"{name}:{port}" for name, port in found)
+        return ""
+
+    def missing(self) -> str:
+        if absent := self.absent():
+            return absent
+        addresses = ", ".join(f"{name}:{port}" for name, port in self._servers())
         return f"None of the servers under {self.key!r} becomes free: {addresses}. Restart those that hang."
 
     def shares_cpu(self) -> bool:
@@ -124,6 +133,9 @@ class GpuFleet:
             self._names = host.gpus() or []
         names = [name for name in self._names if self._losses[name] < _LOSSES]
         return [Slot(Local(), ((_VISIBLE, name),)) for name in names] if _compiles() else []
+
+    def absent(self) -> str:
+        return "" if self.slots() else self.missing()
 
     def missing(self) -> str:
         elsewhere = "Measure elsewhere: --devices rpc://HOST:PORT/KEY."

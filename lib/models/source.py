@@ -49,11 +49,6 @@ class Source:
                 raise ModelError(
                     f"--fix is for ONNX files; export {self.model} of a module that has these values within it."
                 )
-            if self.shape and self.model.endswith(".pt2"):
-                raise ModelError(
-                    f"--shape: {self.model} has the shapes it was exported with. Export it with static ones "
-                    "(torch.export.export without dynamic_shapes)."
-                )
         elif self.fix:
             raise ModelError(f"--fix is for ONNX files; the zoo's {self.model} has no such inputs.")
         elif self.shape:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from lib.models import torch_indexing, torch_pooling, torch_recurrence, torch_resize
+from lib.models import torch_indexing, torch_pooling, torch_recurrence, torch_resize, torch_sampling
 
 Convert = Callable[[Any, Any], relax.Expr]
 
@@ -110,23 +110,6 @@ def _clamp(node: Any, importer: Any) -> relax.Var:
         if limits.get(name) is not None:
             x = importer.block_builder.emit(limited(x, relax.const(limits[name], str(x.ty.dtype))))
     return x
-
-
-def _sampled(node: Any, importer: Any) -> relax.Var:
-    """An image at places that have their coordinates last in torch; the importer hands them on as if they came first,
-    which is where Relax has them."""
-    image, places = (importer.env[each] for each in node.args[:2])
-    given = list(node.args[2:])
-    method, padding, align_corners = given + [0, 0, False][len(given) :]
-    found = relax.op.image.grid_sample(
-        image,
-        importer.block_builder.emit(relax.op.permute_dims(places, [0, 3, 1, 2])),
-        method=("bilinear", "nearest", "bicubic")[method],
-        layout="NCHW",
-        padding_mode=("zeros", "border", "reflection")[padding],
-        align_corners=bool(align_corners),
-    )
-    return importer.block_builder.emit(found)
 
 
 def _filled(node: Any, importer: Any) -> relax.Var:
@@ -238,6 +221,7 @@ CONVERTERS: dict[str, Convert] = {
     **torch_indexing.CONVERTERS,
     **torch_pooling.CONVERTERS,
     **torch_resize.CONVERTERS,
+    **torch_sampling.CONVERTERS,
     **{f"{name}.{of}": _promoted(*both) for name, both in _OF_TWO.items() for of in ("Tensor", "Scalar")},
     "amax.default": _extreme(relax.op.max),
     "amin.default": _extreme(relax.op.min),
@@ -249,7 +233,6 @@ CONVERTERS: dict[str, Convert] = {
     "embedding.default": _embedding,
     "full.default": _filled,
     "full_like.default": _filled,
-    "grid_sampler_2d.default": _sampled,
     "min.dim": _smallest_along,
     "_native_batch_norm_legit.no_stats": _of_norm("_batch_norm_legit_no_stats"),
     "_native_batch_norm_legit_no_training.default": _of_norm("_batch_norm_legit_no_training"),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from lib.models import torch_sampling
 from lib.models.torch_pooling import beyond, for_each_axis
 
 # Of which torch has a decomposition that it takes only when asked.
@@ -169,16 +170,64 @@ def _strided(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | N
 
 
 def _adaptive_max_pool(x: Any, size: Sequence[int]) -> Any:
-    """Where all windows have one size: the largest elements, and where they were."""
+    """The largest elements of as many windows along each axis, and where they were. Where sizes do not divide, windows
+    differ in size and overlap: their elements are read apart, the last ones of smaller windows again."""
     import torch
 
     extents = x.shape[-len(size) :]
-    if any(extent % count for extent, count in zip(extents, size, strict=True)):
-        return NotImplemented
-    window = [extent // count for extent, count in zip(extents, size, strict=True)]
-    aten = torch.ops.aten
-    pool = aten.max_pool2d_with_indices if len(size) == 2 else aten.max_pool3d_with_indices
-    return pool.default(x, window, window)
+    if not any(extent % count for extent, count in zip(extents, size, strict=True)):
+        window = [extent // count for extent, count in zip(extents, size, strict=True)]
+        aten = torch.ops.aten
+        pool = aten.max_pool2d_with_indices if len(size) == 2 else aten.max_pool3d_with_indices
+        return pool.default(x, window, window)
+    first, rank = x.ndim - len(size), len(size)
+    numbers = torch.arange(math.prod(extents)).reshape(extents)
+    for n, (extent, count) in enumerate(zip(extents, size, strict=True)):
+        places = _window_places(extent, count)
+        axis, shape = 2 * n, places.shape  # each axis becomes that of windows and that of their elements
+        x = x.index_select(first + axis, places.reshape(-1)).unflatten(first + axis, shape)
+        numbers = numbers.index_select(axis, places.reshape(-1)).unflatten(axis, shape)
+    order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+    x = x.permute(*range(first), *(first + axis for axis in order)).flatten(-rank)
+    numbers = numbers.permute(*order).flatten(-rank).expand(x.shape)
+    return x.amax(-1), numbers.gather(-1, x.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def _window_places(extent: int, count: int) -> Any:
+    """Places of the elements of so many windows along an axis: windows x elements."""
+    import torch
+
+    windows = torch.arange(count).unsqueeze(1)
+    begins, ends = windows * extent // count, ((windows + 1) * extent + count - 1) // count
+    most = max(-((n + 1) * extent // -count) - n * extent // count for n in range(count))
+    return (begins + torch.arange(most)).minimum(ends - 1)
+
+
+def _bags(
+    table: Any, ids: Any, offsets: Any, _scale_grad: bool = False, mode: int = 0, _sparse: bool = False,
+    weights: Any = None, include_last_offset: bool = False, padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    """`embedding_bag`: the sum (mode 0), mean (1) or largest (2) of the rows of each bag, which ends where the next
+    begins; by a product with what is in which bag. What torch keeps for gradients is not there."""
+    import torch
+
+    begins, n = (offsets[:-1] if include_last_offset else offsets).unsqueeze(1), ids.shape[0]
+    last = offsets[-1:] if include_last_offset else offsets.new_full((1,), n)
+    ends, place = (
+        torch.cat([offsets[1:] if not include_last_offset else offsets[1:-1], last]).unsqueeze(1),
+        torch.arange(n),
+    )
+    belongs = (begins <= place) & (place < ends) & (ids != padding_idx)
+    rows = table.index_select(0, ids)
+    rows = rows if weights is None else rows * weights.unsqueeze(1)
+    counts = belongs.to(torch.int64).sum(1)
+    if mode == 2:
+        largest = torch.where(belongs.unsqueeze(2), rows, -math.inf).amax(1)
+        result = torch.where((counts > 0).unsqueeze(1), largest, 0.0)
+    else:
+        result = belongs.to(rows.dtype) @ rows
+        result = result if mode == 0 else result / counts.clamp(min=1).unsqueeze(1)
+    return result, offsets.new_empty(0), counts, offsets.new_empty(0)
 
 
 def _places_in(
@@ -297,6 +346,9 @@ _OURS: dict[str, Any] = {
     "as_strided.default": _strided,
     "adaptive_max_pool2d.default": _adaptive_max_pool,
     "adaptive_max_pool3d.default": _adaptive_max_pool,
+    "grid_sampler_3d.default": torch_sampling.of_volume,
+    "_embedding_bag.default": _bags,
+    "_embedding_bag_forward_only.default": _bags,
     "searchsorted.Tensor": _places_in,
     "logcumsumexp.default": _cumulative_logsumexp,
     "_trilinear.default": _trilinear,
@@ -315,6 +367,12 @@ _OURS: dict[str, Any] = {
     "fmin.default": _smaller_but_nan,
     "hypot.default": lambda x, y: (x * x + y * y).sqrt(),
     "exp2.default": lambda x: 2.0**x,
+    "signbit.default": lambda x: (x < 0) | (1 / x < 0),
+    "angle.default": lambda x: math.pi * (x < 0).to(x.dtype),
+    "narrow_copy.default": lambda x, axis, start, length: x.narrow(axis, start, length),
+    "view_copy.default": lambda x, shape: x.reshape(shape),
+    "permute_copy.default": lambda x, axes: x.permute(axes),
+    "unbind_copy.int": lambda x, axis=0: x.unbind(axis),
     "erfc.default": lambda x: 1 - x.erf(),
     "ldexp.Tensor": lambda x, exponent: x * 2.0**exponent,
 }

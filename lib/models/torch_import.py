@@ -18,33 +18,38 @@ from tvm import relax
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, simplify
-from lib.models import torch_archive, torch_complex, torch_experts, torch_recurrence
+from lib.models import torch_archive, torch_complex, torch_experts, torch_recurrence, torch_shapes
 from lib.models.torch_archive import first_line
 from lib.models.torch_converters import CONVERTERS, dtype_of
 from lib.models.torch_decompositions import decompositions
 
 
-def load(path: Path, *, has_loops: bool = True, lanes: int = 8) -> Model:
-    """Import an exported program with static shapes; inputs keep their names, tuples and dicts come out flat.
+def load(
+    path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, has_loops: bool = True, lanes: int = 8
+) -> Model:
+    """Import an exported program; inputs keep their names, tuples and dicts come out flat.
 
     Weights are never unpickled into anything but tensors, and a file that needs more is refused. Beyond that torch
     vouches for nothing ("never load data from an untrusted source"): it evaluates the symbolic expressions that a
     file holds. So load only files from people whose code you would run.
 
     Args:
+        shapes: Of inputs by name, where the file leaves dimensions open; or extents of these, see `torch_shapes`.
         has_loops: As of ONNX files (`lib.models.onnx_import.load`).
         lanes: Of a vector of the target, for weights that are laid out here (`lib.graph.experts`).
 
     Raises:
-        ModelError: torch is not installed; the file is missing or damaged, has dynamic shapes, was exported in
-            training mode, or uses an operator that TVM does not import. The message says which.
+        ModelError: torch is not installed; the file is missing or damaged, has dynamic shapes that `shapes` does
+            not settle, was exported in training mode, or uses an operator that TVM does not import. The message says
+            which.
     """
     require_file(path)
     with _no_warnings():
         torch = _import_torch(path)
         program = torch_archive.read(torch, path)
         _check_inputs(torch, program, path)
-        if not _settle_numbers(torch, program):
+        was_open = torch_shapes.settle(torch, program, shapes or {}, path)
+        if not _settle_numbers(torch, program) and not was_open:
             _check_shapes(torch, program, path)
         _check_weights(torch, program, path)
         program = _decompose(torch, program, path, has_loops=has_loops)
@@ -82,23 +87,10 @@ def _no_warnings() -> Iterator[None]:
 
 
 def _check_inputs(torch: ModuleType, program: Any, path: Path) -> None:
-    """Inputs are tensors of fixed shapes, or flags and the like, which are fixed altogether."""
-    from torch.export.graph_signature import ConstantArgument, InputKind
-
-    values = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is not InputKind.USER_INPUT or isinstance(spec.arg, ConstantArgument):
-            continue
-        name, value = spec.arg.name, values.get(spec.arg.name)
+    """Inputs are tensors, or flags and the like, which the export has fixed."""
+    for node, value in torch_shapes.inputs(torch, program):
         if not isinstance(value, torch.Tensor):
-            raise ModelError(f"{path}: input {name!r} is {value!r}, not a tensor. Export the model without it.")
-        dynamic = [axis for axis, extent in enumerate(value.shape) if isinstance(extent, torch.SymInt)]
-        if dynamic:
-            shape = ", ".join(str(extent) for extent in value.shape)
-            raise ModelError(
-                f"{path}: input {name!r} has the dynamic shape ({shape}): dimension {dynamic[0]} is not fixed. "
-                "Call torch.export.export without `dynamic_shapes`, on inputs of the size to tune for."
-            )
+            raise ModelError(f"{path}: input {node.name!r} is {value!r}, not a tensor. Export the model without it.")
 
 
 def _settle_numbers(torch: ModuleType, program: Any) -> bool:

@@ -1,9 +1,10 @@
 import pytest
 
 from lib.contracts.errors import ConfigError
-from lib.measure import devices
+from lib.measure import devices, factory
 from lib.measure.devices import Local, Replay, Rpc
 from lib.measure.tracker import Tracker
+from tests.farm import Farm
 
 
 def test_local_is_this_machine():
@@ -52,3 +53,15 @@ def test_measurements_of_one_kind_of_device_are_told_from_those_of_others(tmp_pa
 def test_what_was_read_is_written_as_it_was(tmp_path):
     for text in ("local", "rpc://farm.example:80/a-b", f"replay:{tmp_path}"):
         assert str(devices.parse(text)) == text
+
+
+def test_whether_a_device_is_there_is_known_before_anything_is_measured(cpu, tmp_path):
+    farm = Farm(servers=1)
+    there, another = (devices.parse(text) for text in (farm.address, f"rpc://{farm.tracker}/another"))
+
+    assert factory.absence(there, cpu) == ""
+    assert "No server is registered under 'another'" in factory.absence(another, cpu)
+    farm.close()
+    assert f"The tracker {farm.tracker} does not answer" in factory.absence(there, cpu)
+    for text in ("local", f"replay:{tmp_path}"):
+        assert factory.absence(devices.parse(text), cpu) == ""

@@ -182,18 +182,6 @@ def test_a_cache_that_begins_with_an_empty_tensor_is_what_is_put_to_it(tmp_path,
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(1, 3, 5))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"padding_mode": "border"}, {"mode": "nearest", "align_corners": True}], ids=str
-)
-def test_an_image_is_sampled_where_torch_samples_it(tmp_path, cpu, torch, models, options):
-    sample = torch.nn.functional.grid_sample
-    model = models["function"](lambda self, x, places: sample(x, places, **{"align_corners": False, **options}))
-
-    assert_like_torch(
-        torch, cpu, tmp_path / "m.pt2", model, torch.randn(2, 3, 6, 7), torch.rand(2, 4, 5, 2) * 2.4 - 1.2
-    )
-
-
 @pytest.mark.parametrize("of", ["volumes", "two axes of three", "columns alone"])
 def test_axes_are_read_at_places_of_their_own(tmp_path, cpu, torch, models, of):
     functions = {

@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from tests.lib.models.torch_helpers import assert_function_like_torch, assert_like_torch, names
+from lib.models import torch_import
+from tests.lib.models.torch_helpers import assert_function_like_torch, assert_like_torch, names, run_untuned, save
 
 IMAGE, ROWS, VOLUME = (2, 6, 9, 8), (3, 4, 5), (1, 2, 6, 5, 4)
 
@@ -37,6 +39,11 @@ def functions(torch):
         "windows of a middle axis": (lambda x: x.unfold(1, 2, 1) * 2, [ROWS]),
         "places in memory": (lambda x: x.as_strided((3, 4), (5, 1), 2) * 2, [(20,)]),
         "largest of a grid": (lambda x: F.adaptive_max_pool2d(x, (3, 4)), [IMAGE]),
+        "largest of a grid that does not divide": (lambda x: F.adaptive_max_pool2d(x, (4, 5)), [IMAGE]),
+        "largest of a signal": (lambda x: F.adaptive_max_pool1d(x, 4), [(2, 3, 10)]),
+        "and where they are": (
+            lambda x: sum(F.adaptive_max_pool3d(x, (4, 3, 3), return_indices=True)), [VOLUME],
+        ),
         "places in sorted rows": (
             lambda x, y: torch.searchsorted(x.sort(-1).values, y, right=True).float(), [(3, 7), (3, 4)],
         ),
@@ -55,6 +62,7 @@ def functions(torch):
         "order": (lambda x: torch.sort(x.round(), stable=True).indices.float(), [ROWS]),
         "signs": (lambda x, y: torch.copysign(x, y.relu() * -1), [ROWS, ROWS]),
         "powers": (lambda x, y: torch.exp2(x) + torch.ldexp(x, y.round()), [ROWS, ROWS]),
+        "angles": (lambda x, y: torch.angle(x) + torch.signbit(y), [ROWS, ROWS]),
         "hypotenuse": (lambda x, y: torch.hypot(x, y) + torch.erfc(x) + torch.dist(x, y), [ROWS, ROWS]),
     }  # fmt: skip
 
@@ -71,3 +79,37 @@ def test_the_larger_of_two_is_the_one_that_is_a_number(tmp_path, cpu, torch, mod
     x, y = (torch.tensor(each) for each in ([1.0, math.nan, 3.0, math.nan], [2.0, 5.0, math.nan, math.nan]))
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, x, y)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "options"),
+    [
+        ([0, 3, 3, 5], {"mode": "sum"}),
+        ([0, 3, 3, 5], {"mode": "mean", "padding_idx": 2}),
+        ([0, 3, 5, 8], {"mode": "max", "include_last_offset": True}),
+        (None, {"mode": "mean"}),
+    ],
+)
+def test_rows_of_bags_are_taken_together(tmp_path, cpu, torch, models, offsets, options):
+    bags = torch.nn.EmbeddingBag(7, 4, **options)
+    model = models["function"](lambda self, *given: (self.bags(*given),), bags=bags).eval()
+    ids = torch.tensor([1, 2, 6, 0, 2, 2, 5, 3])
+    given = (ids.reshape(4, 2),) if offsets is None else (ids, torch.tensor(offsets))
+
+    path = save(torch, tmp_path / "m.pt2", model, *given)
+
+    [found] = run_untuned(torch_import.load(path), cpu, *given)
+    with torch.no_grad():
+        np.testing.assert_allclose(found, bags(*given).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_weighted_rows_of_bags_are_added(tmp_path, cpu, torch, models):
+    bags = torch.nn.EmbeddingBag(7, 4, mode="sum")
+    model = models["function"](lambda self, ids, weights: (self.bags(ids, per_sample_weights=weights),), bags=bags)
+    given = torch.tensor([[1, 2, 6], [0, 2, 2]]), torch.randn(2, 3)
+
+    path = save(torch, tmp_path / "m.pt2", model.eval(), *given)
+
+    [found] = run_untuned(torch_import.load(path), cpu, *given)
+    with torch.no_grad():
+        np.testing.assert_allclose(found, bags(given[0], per_sample_weights=given[1]).numpy(), rtol=1e-5, atol=1e-6)
