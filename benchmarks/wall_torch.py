@@ -28,7 +28,7 @@ from torch.utils import _pytree
 
 _KINDS = (torch.float32, torch.int64, torch.int32, torch.bool, torch.int8, torch.uint8)
 _RANDOM = ("dropout", "bernoulli", "multinomial", "normal", "rand", "uniform", "cauchy", "exponential", "geometric",
-           "empty", "fractional_max_pool", "rrelu", "svd_lowrank", "pca_lowrank", "resize")  # fmt: skip
+           "empty", "fractional_max_pool", "rrelu", "svd_lowrank", "pca_lowrank", "resize", "jiterator")  # fmt: skip
 
 
 class Applied(nn.Module):

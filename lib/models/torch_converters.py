@@ -100,6 +100,21 @@ def _divided(node: Any, importer: Any) -> relax.Expr:
     return importer._div(node)
 
 
+def _power(node: Any, importer: Any) -> relax.Expr:
+    """Of integers in double precision, since TVM's power is of floats."""
+    made, emit = dtype_of(node.meta["val"]), importer.block_builder.emit
+    if "int" not in made:
+        return importer._binary_op(relax.op.power, operator.pow)(node)
+
+    def double(given: Any) -> relax.Expr:
+        found = importer.env.get(given, given)
+        wide = isinstance(found, relax.Expr)
+        return emit(relax.op.astype(found, "float64")) if wide else relax.const(found, "float64")
+
+    power = emit(relax.op.power(*map(double, node.args)))
+    return emit(relax.op.astype(emit(relax.op.round(power)), made))
+
+
 def _clamp(node: Any, importer: Any) -> relax.Var:
     """Integers with a limit on one side; the importer puts infinity on the other."""
     x = importer.env[node.args[0]]
@@ -239,6 +254,7 @@ CONVERTERS: dict[str, Convert] = {
     "native_group_norm.default": _of_norm("_native_group_norm"),
     "native_layer_norm.default": _of_norm("_native_layer_norm"),
     "permute.default": _permute,
+    **{f"pow.{of}": _power for of in ("Scalar", "Tensor_Tensor")},
     "prod.dim_int": _product,
     "scatter_add.default": _scattered,
     "scatter.reduce": _scattered,

@@ -5,7 +5,7 @@ Each function below is given what the operator is, and returns what it gives, in
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -244,14 +244,43 @@ def _places_in(
     return are_before.to(torch.int32 if out_int32 else torch.int64).sum(-1, dtype=torch.int32 if out_int32 else None)
 
 
-def _cumulative_logsumexp(x: Any, axis: int) -> Any:
+def _so_far(x: Any, axis: int, nothing: float) -> Any:
+    """Along an axis, which becomes the last but one, what there is up to each element, and nothing behind it."""
     import torch
 
-    if x.ndim == 0:
-        return NotImplemented
     rows = x.movedim(axis, -1)
     seen = torch.ones(rows.shape[-1], rows.shape[-1], dtype=torch.bool).tril()
-    apart = torch.where(seen, rows.unsqueeze(-2), -math.inf)
+    return torch.where(seen, rows.unsqueeze(-2), nothing)
+
+
+def _extreme_so_far(sign: int) -> Callable[..., Any]:
+    """`cummax` (sign 1) and `cummin` (-1): the largest or smallest up to each element, and where it last was."""
+
+    def extreme(x: Any, axis: int) -> Any:
+        import torch
+
+        if x.ndim == 0 or not x.is_floating_point():
+            return NotImplemented
+        apart = _so_far(x * sign, axis, -math.inf)
+        largest = apart.amax(-1)
+        places = torch.where(apart == largest.unsqueeze(-1), torch.arange(apart.shape[-1]), -1).amax(-1)
+        return (largest * sign).movedim(-1, axis), places.movedim(-1, axis)
+
+    return extreme
+
+
+def _kth(x: Any, k: int, axis: int = -1, keepdim: bool = False) -> Any:
+    """The kth smallest along an axis, and where it is."""
+    if x.ndim == 0:
+        return NotImplemented
+    found = [each.narrow(axis, k - 1, 1) for each in x.sort(axis)]
+    return tuple(found if keepdim else (each.squeeze(axis) for each in found))
+
+
+def _cumulative_logsumexp(x: Any, axis: int) -> Any:
+    if x.ndim == 0:
+        return NotImplemented
+    apart = _so_far(x, axis, -math.inf)
     largest = apart.amax(-1, keepdim=True)
     return ((apart - largest).exp().sum(-1).log() + largest.squeeze(-1)).movedim(-1, axis)
 
@@ -351,6 +380,9 @@ _OURS: dict[str, Any] = {
     "_embedding_bag_forward_only.default": _bags,
     "searchsorted.Tensor": _places_in,
     "logcumsumexp.default": _cumulative_logsumexp,
+    "cummax.default": _extreme_so_far(1),
+    "cummin.default": _extreme_so_far(-1),
+    "kthvalue.default": _kth,
     "_trilinear.default": _trilinear,
     "addbmm.default": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
     "clamp.Tensor": _clamped,

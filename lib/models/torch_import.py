@@ -18,7 +18,7 @@ from tvm import relax
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, simplify
-from lib.models import torch_archive, torch_complex, torch_experts, torch_recurrence, torch_shapes
+from lib.models import torch_archive, torch_complex, torch_experts, torch_promotion, torch_recurrence, torch_shapes
 from lib.models.torch_archive import first_line
 from lib.models.torch_converters import CONVERTERS, dtype_of
 from lib.models.torch_decompositions import decompositions
@@ -151,6 +151,7 @@ def _decompose(torch: ModuleType, program: Any, path: Path, *, has_loops: bool) 
             program = program.run_decompositions(decompositions(torch, whole))
             _drop_checks(torch, program)
             _drop_flags(torch, program)
+            torch_promotion.promote(torch, program)
             _fold_constants(torch, program)
             torch_recurrence.with_constants(program)
             return program

@@ -48,6 +48,8 @@ def functions(torch):
             lambda x, y: torch.searchsorted(x.sort(-1).values, y, right=True).float(), [(3, 7), (3, 4)],
         ),
         "cumulative logarithms": (lambda x: torch.logcumsumexp(60 * x, 1), [ROWS]),
+        "largest so far": (lambda x: torch.cummax(x.round(), 1).values + torch.cummin(x, -1).indices, [ROWS]),
+        "kth of a row": (lambda x: sum(torch.kthvalue(x, 2, 1)) + sum(x.kthvalue(1, 1, True)), [ROWS]),
         "bilinear layer": (lambda x, w, y: F.bilinear(x, y, w), [(3, 4), (6, 4, 5), (3, 5)]),
         "sum of products": (lambda x, a, b: torch.addbmm(x, a, b, beta=0.5, alpha=2), [(4, 6), (3, 4, 5), (3, 5, 6)]),
         "product with a vector": (lambda x, a, b: torch.addmv(x, a, b, beta=0.5), [(4,), (4, 5), (5,)]),

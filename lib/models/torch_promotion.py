@@ -1,0 +1,33 @@
+"""Integers that operators of floats are given, as torch promotes them; TVM 0.27's importer takes them as they are.
+
+torch gives the sine of an integer in floats, and the quotient of two. In a decomposed program that stands nowhere but
+in the type of the result.
+"""
+
+from types import ModuleType
+from typing import Any
+
+_WITH_INTEGERS = ("where", "_to_copy", "masked_fill", "ldexp")  # which read them beside floats, or make floats of them
+
+
+def promote(torch: ModuleType, program: Any) -> None:
+    """Make integers and truth values that an operator computes floats of, element by element, such floats, in place."""
+    for node in list(program.graph.nodes):
+        if not _computes_floats(torch, node):
+            continue
+        made = node.meta["val"].dtype
+        for given in node.all_input_nodes:
+            value = given.meta.get("val")
+            if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex:
+                with program.graph.inserting_before(node):
+                    cast = program.graph.call_function(torch.ops.aten._to_copy.default, (given,), {"dtype": made})
+                cast.meta["val"] = value.to(made)
+                node.replace_input_with(given, cast)
+
+
+def _computes_floats(torch: ModuleType, node: Any) -> bool:
+    """Whether an operator makes floats, each of the elements at its place."""
+    if node.op != "call_function" or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return False
+    value, name = node.meta.get("val"), node.target.__name__.partition(".")[0]
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point and name not in _WITH_INTEGERS
