@@ -363,6 +363,29 @@ def _smaller_but_nan(x: Any, y: Any) -> Any:
     return x.where(y.isnan(), y.where(x.isnan(), x.minimum(y)))
 
 
+def _of_truths(operation: str, *, is_truth: bool) -> Callable[..., Any]:
+    """Of truth values by integers: TVM 0.27 compiles no comparison and no order of the former.
+
+    Args:
+        operation: A function of torch.
+        is_truth: What it gives are truth values again, with their places where it says these.
+    """
+
+    def compute(x: Any, *given: Any, **named: Any) -> Any:
+        import torch
+
+        tensors = [x, *(each for each in given if isinstance(each, torch.Tensor))]
+        if any(each.dtype != torch.bool for each in tensors):
+            return NotImplemented
+        as_integers = [each.to(torch.int32) if isinstance(each, torch.Tensor) else each for each in (x, *given)]
+        made = getattr(torch, operation)(*as_integers, **named)
+        if not is_truth:
+            return made
+        return (made[0].bool(), *made[1:]) if isinstance(made, tuple) else made.bool()
+
+    return compute
+
+
 _OURS: dict[str, Any] = {
     "scaled_dot_product_attention.default": _attention,
     "elu.default": _elu,
@@ -398,6 +421,12 @@ _OURS: dict[str, Any] = {
     "fmax.default": _larger_but_nan,
     "fmin.default": _smaller_but_nan,
     "hypot.default": lambda x, y: (x * x + y * y).sqrt(),
+    **{
+        f"{name}.{of}": _of_truths(name, is_truth=False)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+        for of in ("Tensor", "Scalar")
+    },
+    **{f"{name}.default": _of_truths(name, is_truth=True) for name in ("maximum", "minimum", "amax", "amin", "sort")},
     "exp2.default": lambda x: 2.0**x,
     "signbit.default": lambda x: (x < 0) | (1 / x < 0),
     "angle.default": lambda x: math.pi * (x < 0).to(x.dtype),

@@ -15,14 +15,20 @@ def functions(torch):
         "integers and floats": lambda n, x, truth: torch.atan2(n, x) + x.abs().pow(n),
         "of truth values": lambda n, x, truth: truth.sigmoid() + truth.exp() + truth.sqrt(),
         "chosen by truth values": lambda n, x, truth: torch.where(truth, 1.5, 0.5) + x.masked_fill(truth, 2),
-        "powers of integers": lambda n, x, truth: (2**n + n**n + n**2).float(),
+        "truth values compared": lambda n, x, truth: x * (truth == (x > 0)) + (truth <= (x < 1)) + (truth != (x > 1)),
+        "truth values compared with numbers": lambda n, x, truth: x * (truth == 1) + (truth == False),  # noqa: E712
+        "the larger truth value": lambda n, x, truth: x * truth.maximum(x > 0) + truth.amin(1, True) + truth.amax(0),
+        "truth values in order": lambda n, x, truth: (
+            sum(truth.sort(dim=1, stable=True)) + truth.argsort(dim=0, stable=True)
+        ),
+        "powers of integers": lambda n, x, truth: 2**n + n**n + n**2,
     }
 
 
 @pytest.mark.parametrize("name", names(functions))
 def test_integers_are_computed_with_as_torch_does_it(tmp_path, cpu, torch, models, name):
     function = functions(torch)[name]
-    model = models["function"](lambda self, *given: function(*given))
+    model = models["function"](lambda self, *given: function(*given).float())
     inputs = torch.randint(1, 5, (3, 4)), torch.randn(3, 4), torch.rand(3, 4) > 0.5
 
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, *inputs)
