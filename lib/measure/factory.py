@@ -28,7 +28,7 @@ def open_runner(devices: Devices, target: AnyTarget, config: MeasureConfig, emul
         )
     if fleet := _fleet(devices, target):
         return DevicePool(target, config, fleet)
-    if not target.runs_here:
+    if isinstance(target, CpuTarget) and not target.runs_here:
         return AbsentDevice(target, config, emulators.emulator(emulator, target))
     return LocalPool(target, config)
 

@@ -5,12 +5,11 @@ Each function below is given what the operator is, and returns what it gives, in
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from lib.models import torch_sampling
-from lib.models.torch_pooling import beyond, for_each_axis
+from lib.models import torch_order, torch_pooling, torch_promotion, torch_sampling
 
 # Of which torch has a decomposition that it takes only when asked.
 _ASKED_FOR = ("addmv.default", "dist.default")
@@ -108,24 +107,6 @@ def _batch_norm_that_learns(
             momentum * kept_var + (1 - momentum) * var)  # fmt: skip
 
 
-def _average_pool(
-    x: Any, window: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Any:  # fmt: skip
-    """Sums by a divisor of one's own, which the importer leaves out."""
-    import torch
-
-    if divisor_override is None:
-        return NotImplemented
-    rank = x.ndim - 2 if x.ndim > len(window) + 1 else x.ndim - 1
-    window, stride, padding = for_each_axis((window, stride or window, padding), rank)
-    pool = torch.nn.functional.avg_pool2d if rank == 2 else torch.nn.functional.avg_pool3d
-    made = pool(x, window, stride, padding, ceil_mode).shape[-rank:]
-    more = beyond(made, window, stride, padding, [1] * rank, x.shape[-rank:])
-    ends = [end for pair in zip(reversed(padding), reversed(more), strict=True) for end in pair]
-    return pool(torch.nn.functional.pad(x, ends), window, stride) * (math.prod(window) / divisor_override)
-
-
 def _distances(x: Any, y: Any, p: float, _mode: int | None = None) -> Any:
     """Of each row of one matrix to each of another, in a norm."""
     apart = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
@@ -169,40 +150,6 @@ def _strided(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | N
     return x.reshape(-1).index_select(0, places.reshape(-1)).reshape(size)
 
 
-def _adaptive_max_pool(x: Any, size: Sequence[int]) -> Any:
-    """The largest elements of as many windows along each axis, and where they were. Where sizes do not divide, windows
-    differ in size and overlap: their elements are read apart, the last ones of smaller windows again."""
-    import torch
-
-    extents = x.shape[-len(size) :]
-    if not any(extent % count for extent, count in zip(extents, size, strict=True)):
-        window = [extent // count for extent, count in zip(extents, size, strict=True)]
-        aten = torch.ops.aten
-        pool = aten.max_pool2d_with_indices if len(size) == 2 else aten.max_pool3d_with_indices
-        return pool.default(x, window, window)
-    first, rank = x.ndim - len(size), len(size)
-    numbers = torch.arange(math.prod(extents)).reshape(extents)
-    for n, (extent, count) in enumerate(zip(extents, size, strict=True)):
-        places = _window_places(extent, count)
-        axis, shape = 2 * n, places.shape  # each axis becomes that of windows and that of their elements
-        x = x.index_select(first + axis, places.reshape(-1)).unflatten(first + axis, shape)
-        numbers = numbers.index_select(axis, places.reshape(-1)).unflatten(axis, shape)
-    order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-    x = x.permute(*range(first), *(first + axis for axis in order)).flatten(-rank)
-    numbers = numbers.permute(*order).flatten(-rank).expand(x.shape)
-    return x.amax(-1), numbers.gather(-1, x.argmax(-1, keepdim=True)).squeeze(-1)
-
-
-def _window_places(extent: int, count: int) -> Any:
-    """Places of the elements of so many windows along an axis: windows x elements."""
-    import torch
-
-    windows = torch.arange(count).unsqueeze(1)
-    begins, ends = windows * extent // count, ((windows + 1) * extent + count - 1) // count
-    most = max(-((n + 1) * extent // -count) - n * extent // count for n in range(count))
-    return (begins + torch.arange(most)).minimum(ends - 1)
-
-
 def _bags(
     table: Any, ids: Any, offsets: Any, _scale_grad: bool = False, mode: int = 0, _sparse: bool = False,
     weights: Any = None, include_last_offset: bool = False, padding_idx: int = -1,
@@ -228,61 +175,6 @@ def _bags(
         result = belongs.to(rows.dtype) @ rows
         result = result if mode == 0 else result / counts.clamp(min=1).unsqueeze(1)
     return result, offsets.new_empty(0), counts, offsets.new_empty(0)
-
-
-def _places_in(
-    sorted_numbers: Any, numbers: Any, *, right: bool = False, out_int32: bool = False, **options: Any
-) -> Any:
-    """`searchsorted`: how many are smaller, or not larger."""
-    import torch
-
-    if options.get("sorter") is not None:
-        return NotImplemented
-    is_right = right or options.get("side") == "right"
-    rows = sorted_numbers if sorted_numbers.ndim == 1 else sorted_numbers.unsqueeze(-2)
-    are_before = rows <= numbers.unsqueeze(-1) if is_right else rows < numbers.unsqueeze(-1)
-    return are_before.to(torch.int32 if out_int32 else torch.int64).sum(-1, dtype=torch.int32 if out_int32 else None)
-
-
-def _so_far(x: Any, axis: int, nothing: float) -> Any:
-    """Along an axis, which becomes the last but one, what there is up to each element, and nothing behind it."""
-    import torch
-
-    rows = x.movedim(axis, -1)
-    seen = torch.ones(rows.shape[-1], rows.shape[-1], dtype=torch.bool).tril()
-    return torch.where(seen, rows.unsqueeze(-2), nothing)
-
-
-def _extreme_so_far(sign: int) -> Callable[..., Any]:
-    """`cummax` (sign 1) and `cummin` (-1): the largest or smallest up to each element, and where it last was."""
-
-    def extreme(x: Any, axis: int) -> Any:
-        import torch
-
-        if x.ndim == 0 or not x.is_floating_point():
-            return NotImplemented
-        apart = _so_far(x * sign, axis, -math.inf)
-        largest = apart.amax(-1)
-        places = torch.where(apart == largest.unsqueeze(-1), torch.arange(apart.shape[-1]), -1).amax(-1)
-        return (largest * sign).movedim(-1, axis), places.movedim(-1, axis)
-
-    return extreme
-
-
-def _kth(x: Any, k: int, axis: int = -1, keepdim: bool = False) -> Any:
-    """The kth smallest along an axis, and where it is."""
-    if x.ndim == 0:
-        return NotImplemented
-    found = [each.narrow(axis, k - 1, 1) for each in x.sort(axis)]
-    return tuple(found if keepdim else (each.squeeze(axis) for each in found))
-
-
-def _cumulative_logsumexp(x: Any, axis: int) -> Any:
-    if x.ndim == 0:
-        return NotImplemented
-    apart = _so_far(x, axis, -math.inf)
-    largest = apart.amax(-1, keepdim=True)
-    return ((apart - largest).exp().sum(-1).log() + largest.squeeze(-1)).movedim(-1, axis)
 
 
 def _trilinear(
@@ -328,11 +220,6 @@ def _step(x: Any, at_zero: Any) -> Any:
     return at_zero.where(x == 0, (x > 0).to(x.dtype))
 
 
-def _sorted(x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """TVM's sort is stable anyway."""
-    return x.sort(dim, descending)
-
-
 def _var_mean(x: Any, axes: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """Both of the same axes."""
     every = axes or list(range(x.ndim))
@@ -363,56 +250,26 @@ def _smaller_but_nan(x: Any, y: Any) -> Any:
     return x.where(y.isnan(), y.where(x.isnan(), x.minimum(y)))
 
 
-def _of_truths(operation: str, *, is_truth: bool) -> Callable[..., Any]:
-    """Of truth values by integers: TVM 0.27 compiles no comparison and no order of the former.
-
-    Args:
-        operation: A function of torch.
-        is_truth: What it gives are truth values again, with their places where it says these.
-    """
-
-    def compute(x: Any, *given: Any, **named: Any) -> Any:
-        import torch
-
-        tensors = [x, *(each for each in given if isinstance(each, torch.Tensor))]
-        if any(each.dtype != torch.bool for each in tensors):
-            return NotImplemented
-        as_integers = [each.to(torch.int32) if isinstance(each, torch.Tensor) else each for each in (x, *given)]
-        made = getattr(torch, operation)(*as_integers, **named)
-        if not is_truth:
-            return made
-        return (made[0].bool(), *made[1:]) if isinstance(made, tuple) else made.bool()
-
-    return compute
-
-
 _OURS: dict[str, Any] = {
+    **torch_order.DECOMPOSITIONS,
+    **torch_pooling.DECOMPOSITIONS,
+    **torch_promotion.DECOMPOSITIONS,
+    **torch_sampling.DECOMPOSITIONS,
     "scaled_dot_product_attention.default": _attention,
     "elu.default": _elu,
     "_native_batch_norm_legit.default": _batch_norm,
     "_native_batch_norm_legit_functional.default": _batch_norm_that_learns,
-    "avg_pool2d.default": _average_pool,
-    "avg_pool3d.default": _average_pool,
     "_cdist_forward.default": _distances,
     "unfold.default": _windows,
     "as_strided.default": _strided,
-    "adaptive_max_pool2d.default": _adaptive_max_pool,
-    "adaptive_max_pool3d.default": _adaptive_max_pool,
-    "grid_sampler_3d.default": torch_sampling.of_volume,
     "_embedding_bag.default": _bags,
     "_embedding_bag_forward_only.default": _bags,
-    "searchsorted.Tensor": _places_in,
-    "logcumsumexp.default": _cumulative_logsumexp,
-    "cummax.default": _extreme_so_far(1),
-    "cummin.default": _extreme_so_far(-1),
-    "kthvalue.default": _kth,
     "_trilinear.default": _trilinear,
     "addbmm.default": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
     "clamp.Tensor": _clamped,
     "heaviside.default": _step,
     "masked_scatter.default": _masked_scatter,
     "scatter_reduce.two": _scatter_reduce,
-    "sort.stable": _sorted,
     "var_mean.correction": _var_mean,
     "copysign.Tensor": _with_sign,
     "any.default": _is_any,
@@ -421,12 +278,6 @@ _OURS: dict[str, Any] = {
     "fmax.default": _larger_but_nan,
     "fmin.default": _smaller_but_nan,
     "hypot.default": lambda x, y: (x * x + y * y).sqrt(),
-    **{
-        f"{name}.{of}": _of_truths(name, is_truth=False)
-        for name in ("eq", "ne", "lt", "le", "gt", "ge")
-        for of in ("Tensor", "Scalar")
-    },
-    **{f"{name}.default": _of_truths(name, is_truth=True) for name in ("maximum", "minimum", "amax", "amin", "sort")},
     "exp2.default": lambda x: 2.0**x,
     "signbit.default": lambda x: (x < 0) | (1 / x < 0),
     "angle.default": lambda x: math.pi * (x < 0).to(x.dtype),

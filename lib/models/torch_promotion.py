@@ -1,9 +1,10 @@
-"""Integers that operators of floats are given, as torch promotes them; TVM 0.27's importer takes them as they are.
+"""Integers that operators of floats are given, and truth values that those of numbers are, as torch promotes them.
 
-torch gives the sine of an integer in floats, and the quotient of two. In a decomposed program that stands nowhere but
-in the type of the result.
+TVM 0.27's importer takes them as they are. torch gives the sine of an integer in floats, and the quotient of two; in a
+decomposed program that stands nowhere but in the type of the result.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -31,3 +32,36 @@ def _computes_floats(torch: ModuleType, node: Any) -> bool:
         return False
     value, name = node.meta.get("val"), node.target.__name__.partition(".")[0]
     return isinstance(value, torch.Tensor) and value.dtype.is_floating_point and name not in _WITH_INTEGERS
+
+
+def _of_truths(operation: str, *, is_truth: bool) -> Callable[..., Any]:
+    """Of truth values by integers: TVM 0.27 compiles no comparison and no order of the former.
+
+    Args:
+        operation: A function of torch.
+        is_truth: What it gives are truth values again, with their places where it says these.
+    """
+
+    def compute(x: Any, *given: Any, **named: Any) -> Any:
+        import torch
+
+        tensors = [x, *(each for each in given if isinstance(each, torch.Tensor))]
+        if any(each.dtype != torch.bool for each in tensors):
+            return NotImplemented
+        as_integers = [each.to(torch.int32) if isinstance(each, torch.Tensor) else each for each in (x, *given)]
+        made = getattr(torch, operation)(*as_integers, **named)
+        if not is_truth:
+            return made
+        return (made[0].bool(), *made[1:]) if isinstance(made, tuple) else made.bool()
+
+    return compute
+
+
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    **{
+        f"{name}.{of}": _of_truths(name, is_truth=False)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+        for of in ("Tensor", "Scalar")
+    },
+    **{f"{name}.default": _of_truths(name, is_truth=True) for name in ("maximum", "minimum", "amax", "amin", "sort")},
+}

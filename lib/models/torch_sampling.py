@@ -25,7 +25,7 @@ def _sampled(node: Any, importer: Any) -> relax.Var:
     return importer.block_builder.emit(found)
 
 
-def of_volume(x: Any, places: Any, mode: int = 0, padding: int = 0, align_corners: bool = False) -> Any:
+def _sampled_volume(x: Any, places: Any, mode: int = 0, padding: int = 0, align_corners: bool = False) -> Any:
     """`grid_sample` of volumes: of the eight voxels around a place, by how near they are, or of the nearest.
 
     Args:
@@ -70,3 +70,4 @@ def _unnormalized(at: Any, extent: int, padding: int, align_corners: bool) -> An
 
 
 CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {"grid_sampler_2d.default": _sampled}
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {"grid_sampler_3d.default": _sampled_volume}
