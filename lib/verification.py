@@ -24,7 +24,7 @@ from lib.measure.onnx_peer import OnnxPeer, Original
 from lib.measure.protocol import BuildModel, OnnxOpened, PackWeights
 from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.models import onnx_float32
-from lib.tir.numerics import largest_magnitude, random_values, relative_error
+from lib.tir.numerics import error_but_rounding, largest_magnitude, random_values, relative_error
 
 PLAIN_LOOPS = "the model in plain loops"
 _ROOT = Path(__file__).parents[1]
@@ -307,7 +307,7 @@ class ProgramRuns:
             raise ModelFailed("run", f"torch takes more than {_ORIGINAL_TIMEOUT_S:.0f} s for it") from error
         if done.returncode:
             raise ModelFailed("run", (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-        return list(np.load(out).values()), OnnxOpened(done.stdout.strip().splitlines()[-1], is_timed=False)
+        return arrays.values(out), OnnxOpened(done.stdout.strip().splitlines()[-1], is_timed=False)
 
     def outputs_otherwise(self, file: Original, inputs: Path, out: Path, *, as_written: bool) -> list[np.ndarray]:
         """The same of other inputs; `as_written` is how torch runs each operator anyway, and says nothing new."""
@@ -444,7 +444,7 @@ def _error(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float
     """Largest difference of any output, over the largest of that output; infinity if they are not of equal shapes."""
     if [array.shape for array in found] != [array.shape for array in expected]:
         return math.inf
-    return max(map(relative_error, found, expected), default=0.0)
+    return max(map(error_but_rounding, found, expected), default=0.0)
 
 
 def _error_of(previous: CompiledFiles, built: Built, agreed: Agreed, config: CompileConfig, pool: Pool) -> float | None:

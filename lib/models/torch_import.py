@@ -18,7 +18,15 @@ from tvm import relax
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
 from lib.graph.simplify import channels_last, simplify
-from lib.models import torch_archive, torch_complex, torch_experts, torch_promotion, torch_recurrence, torch_shapes
+from lib.models import (
+    torch_archive,
+    torch_complex,
+    torch_experts,
+    torch_float32,
+    torch_promotion,
+    torch_recurrence,
+    torch_shapes,
+)
 from lib.models.torch_archive import first_line
 from lib.models.torch_converters import CONVERTERS, dtype_of
 from lib.models.torch_decompositions import decompositions
@@ -48,6 +56,7 @@ def load(
         torch = _import_torch(path)
         program = torch_archive.read(torch, path)
         _check_inputs(torch, program, path)
+        torch_float32.widen(torch, program)
         was_open = torch_shapes.settle(torch, program, shapes or {}, path)
         if not _settle_numbers(torch, program) and not was_open:
             _check_shapes(torch, program, path)

@@ -9,28 +9,47 @@ outputs in order, and says on its last line what computed them. A file that cann
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from lib.contracts import arrays
 from lib.contracts.errors import ModelError
-from lib.models import torch_archive
+from lib.models import torch_archive, torch_float32
 
 
 def computed(program: Any, inputs: Iterable[np.ndarray]) -> list[np.ndarray]:
     """The tensors that a `torch.export.ExportedProgram` returns, flat and in order, as `torch_import` has them.
 
-    Operator by operator, as it was exported: inputs and results may be in containers that nobody here knows.
+    Operator by operator, as it was exported, but for halves, which are computed with in float32: inputs and results may
+    be in containers that nobody here knows.
     """
     import torch
     from torch.export.graph_signature import OutputKind
 
+    torch_float32.widen(torch, program)
     with torch.no_grad():
         found = torch.fx.Interpreter(program.graph_module).run(*_arguments(program, iter(inputs)))
     results = zip(found, program.graph_signature.output_specs, strict=True)
     returned = [value for value, spec in results if spec.kind is OutputKind.USER_OUTPUT]
-    return [value.numpy(force=True) for value in returned if isinstance(value, torch.Tensor)]
+    return [_array(torch, value) for value in returned if isinstance(value, torch.Tensor)]
+
+
+def _array(torch: ModuleType, value: Any) -> np.ndarray:
+    """A tensor in NumPy, which knows no bf16 of its own."""
+    if value.dtype != torch.bfloat16:
+        found: np.ndarray = value.numpy(force=True)
+        return found
+    return value.contiguous().view(torch.uint16).numpy(force=True).view(ml_dtypes.bfloat16)
+
+
+def _tensor(torch: ModuleType, array: np.ndarray) -> Any:
+    """The reverse."""
+    if array.dtype != ml_dtypes.bfloat16:
+        return torch.from_numpy(np.array(array))
+    return torch.from_numpy(np.array(array).view(np.uint16)).view(torch.bfloat16)
 
 
 def _arguments(program: Any, inputs: Iterator[np.ndarray]) -> Iterator[Any]:
@@ -43,7 +62,7 @@ def _arguments(program: Any, inputs: Iterator[np.ndarray]) -> Iterator[Any]:
         if isinstance(spec.arg, ConstantArgument):
             yield spec.arg.value
         elif spec.kind is InputKind.USER_INPUT:
-            yield torch.from_numpy(np.array(next(inputs)))
+            yield _tensor(torch, next(inputs))
         else:
             yield tensors[spec.target]
 

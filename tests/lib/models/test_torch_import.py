@@ -132,11 +132,11 @@ def test_an_unsupported_operator_is_named(tmp_path, torch, models):
         torch_import.load(path)
 
 
-def test_weights_of_half_precision_are_named(tmp_path, torch, models):
-    model = models["function"](lambda self, x: self.layer(x), layer=torch.nn.Linear(4, 4)).half()
-    path = save(torch, tmp_path / "m.pt2", model, torch.randn(1, 4).half())
+def test_weights_of_double_precision_are_named(tmp_path, torch, models):
+    model = models["function"](lambda self, x: self.layer(x), layer=torch.nn.Linear(4, 4)).double()
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(1, 4).double())
 
-    with pytest.raises(ModelError, match=r"'layer\.weight' is torch\.float16\. Call model\.float\(\)"):
+    with pytest.raises(ModelError, match=r"'layer\.weight' is torch\.float64\. Call model\.float\(\)"):
         torch_import.load(path)
 
 

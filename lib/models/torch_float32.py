@@ -1,0 +1,81 @@
+"""Exported programs in float16 or bfloat16 as programs that compute in float32, as `onnx_float32` has it of ONNX files.
+
+Weights are widened, which is exact; inputs and outputs keep their types, with a cast behind and before. What rounds
+between operators rounds no longer.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from lib.models.torch_shapes import inputs
+
+
+def widen(torch: ModuleType, program: Any) -> bool:
+    """Have a program compute in float32, in place; returns whether anything changed. Of its nodes' values only those of
+    inputs and outputs are what they were: others follow when it is decomposed."""
+    narrow = (torch.float16, torch.bfloat16)
+    tensors = (program.state_dict, program.constants)
+    if not any(_is_narrow(torch, value) for each in tensors for value in each.values()) and not any(
+        _is_narrow(torch, node.meta.get("val")) or _names(narrow, node) for node in program.graph.nodes
+    ):
+        return False
+    for each in tensors:
+        for name, value in each.items():
+            if _is_narrow(torch, value):
+                wide = value.float()
+                each[name] = torch.nn.Parameter(wide, False) if isinstance(value, torch.nn.Parameter) else wide
+    graphs = [each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
+    for each in graphs:  # also what is called with other settings, as without autocast
+        for node in each.graph.nodes:
+            if node.op == "call_function":
+                node.args, node.kwargs = _widened(torch, narrow, (node.args, node.kwargs))
+    _cast_outside(torch, program)
+    for each in graphs:
+        each.recompile()
+    return True
+
+
+def _is_narrow(torch: ModuleType, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+
+
+def _names(narrow: Sequence[Any], node: Any) -> bool:
+    """Whether an operator is asked for such numbers."""
+    return any(value is kind for value in (*node.args, *node.kwargs.values()) for kind in narrow)
+
+
+def _widened(torch: ModuleType, narrow: Sequence[Any], given: Any) -> Any:
+    """Arguments that name float32 where they named a narrow type."""
+    from torch.utils import _pytree
+
+    def wide(value: Any) -> Any:
+        return torch.float32 if isinstance(value, torch.dtype) and value in narrow else value
+
+    return _pytree.tree_map(wide, given)
+
+
+def _cast_outside(torch: ModuleType, program: Any) -> None:
+    """Inputs are widened, and outputs made narrow again."""
+    graph, cast = program.graph, torch.ops.aten._to_copy.default
+    for node, value in inputs(torch, program):
+        if _is_narrow(torch, value):
+            users = list(node.users)
+            with graph.inserting_after(node):
+                wide = graph.call_function(cast, (node,), {"dtype": torch.float32})
+            wide.meta["val"] = value.float()
+            for user in users:
+                user.replace_input_with(node, wide)
+    output = graph.output_node()
+    output.args = (tuple(_narrow_again(torch, graph, each) for each in output.args[0]),)
+
+
+def _narrow_again(torch: ModuleType, graph: Any, result: Any) -> Any:
+    """What stands for a result of the type that it had."""
+    value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
+    if not _is_narrow(torch, value) or result.op == "placeholder":
+        return result
+    with graph.inserting_before(graph.output_node()):
+        narrow = graph.call_function(torch.ops.aten._to_copy.default, (result,), {"dtype": value.dtype})  # type: ignore[union-attr]
+    narrow.meta["val"] = value
+    return narrow
