@@ -307,7 +307,7 @@ class ProgramRuns:
             raise ModelFailed("run", f"torch takes more than {_ORIGINAL_TIMEOUT_S:.0f} s for it") from error
         if done.returncode:
             raise ModelFailed("run", (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-        return arrays.values(out), OnnxOpened(done.stdout.strip().splitlines()[-1], is_timed=False)
+        return list(arrays.values(out)), OnnxOpened(done.stdout.strip().splitlines()[-1], is_timed=False)
 
     def outputs_otherwise(self, file: Original, inputs: Path, out: Path, *, as_written: bool) -> list[np.ndarray]:
         """The same of other inputs; `as_written` is how torch runs each operator anyway, and says nothing new."""

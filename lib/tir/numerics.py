@@ -73,7 +73,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def error_but_rounding(found: np.ndarray, expected: np.ndarray) -> float:
-    """`relative_error`, where neighbouring bf16 count as equal: sums in another order may be rounded to the next one."""
+    """`relative_error`, where neighbouring bf16 count as equal: other sums may be rounded to the next one."""
     if str(expected.dtype) != "bfloat16" or not math.isfinite(relative_error(found, expected)):
         return relative_error(found, expected)
     a, b = found.astype(np.float64), expected.astype(np.float64)
