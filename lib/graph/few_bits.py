@@ -29,6 +29,7 @@ from lib.graph.rewrite import (
 from lib.tir import few_bits, few_bits_rows, halves
 from lib.tir.few_bits import Layout
 
+WORTH_HALVES = 1 << 16  # elements of a matrix in halves; of fewer, it stays in cache
 MOST_ROWS = 8  # of more, a matrix that is widened once is multiplied faster
 _STANDS_FOR = f"lib.{few_bits.FUNCTION}"
 
@@ -63,7 +64,7 @@ def emit(
 
 
 def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray) -> relax.Expr:
-    """A product of x (..., k) with a matrix (k, n) in float16: (..., n), in float32."""
+    """A product of x (..., k) with a matrix (k, n) in float16 or bf16: (..., n), in float32."""
     *outer, k = static_shape(x) or ()
     n = matrix.shape[1]
     return _stand_in(builder, x, n, [halves.packed(matrix, math.prod(outer))], f"{n} {k}")
@@ -96,7 +97,7 @@ def _function(packed: Sequence[relax.Expr], text: str, rows: int) -> tuple[tirx.
     """The program for what was emitted, and its name."""
     if len(packed) == 1:
         n, k = map(int, text.split())
-        return halves.product(n, k, rows), halves.FUNCTION
+        return halves.product(n, k, rows, str(packed[0].ty.dtype)), halves.FUNCTION
     *numbers, instruction = text.split(" ")
     layout, kind = Layout.parsed(" ".join(numbers)), dtype(packed[1])
     if instruction:

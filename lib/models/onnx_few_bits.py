@@ -21,11 +21,10 @@ from lib.graph.rewrite import value_of
 from lib.models.onnx_converter import Converter
 from lib.models.onnx_float32 import ROUNDED_TO_BYTES
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
-from lib.tir import few_bits_rows
+from lib.tir import few_bits_rows, halves
 from lib.tir.few_bits import BITS, Layout
 
 KEPT, HALVES = "FewBits", "FewHalves"  # nodes that `CONVERTERS` takes
-_WORTH_HALVES = 1 << 16  # elements of a matrix; of fewer, it stays in cache
 # What four bits stand for, of the largest magnitude of a block: Dettmers et al., "QLoRA" (2023), appendix E, and
 # bitsandbytes' floats of four bits.
 _NORMAL = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -88,19 +87,20 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 def product_of_halves(node: onnx.NodeProto, graph: Graph) -> Nodes:
-    """A few rows times a matrix of a file in float16, `MatMul` or `Gemm`: it is read as it was, and nothing is lost."""
+    """A few rows times a matrix of a file in float16 or bf16, `MatMul` or `Gemm`: it is read as it was, and nothing is
+    lost."""
     given = attributes(node, alpha=1.0, beta=1.0, transA=0, transB=0)
     x, name, bias = [*node.input, ""][:3]
     shape, matrix = graph.shape(x), graph.shape(name)
     if not graph.has_loops or given["transA"] or (given["alpha"], given["beta"]) != (1, 1):
         return None
-    if shape is None or matrix is None or len(matrix) != 2 or prod(matrix) < _WORTH_HALVES:
+    if shape is None or matrix is None or len(matrix) != 2 or prod(matrix) < few_bits.WORTH_HALVES:
         return None
     rows, value = prod(shape[:-1]), graph.value(name)
     if value is None or rows > few_bits.MOST_ROWS or graph.dtype(name) != np.float32:
         return None
-    short = value.astype(np.float16)
-    if not np.array_equal(short, value):
+    short = halves.narrowed(value)
+    if short is None:
         return None
     made = Made(graph)
     short = np.ascontiguousarray(short.T) if given["transB"] else short

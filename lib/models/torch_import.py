@@ -23,12 +23,13 @@ from lib.models import (
     torch_complex,
     torch_experts,
     torch_float32,
+    torch_halves,
     torch_promotion,
     torch_recurrence,
     torch_shapes,
 )
 from lib.models.torch_archive import first_line
-from lib.models.torch_converters import CONVERTERS, dtype_of
+from lib.models.torch_converters import CONVERTERS, Convert, dtype_of
 from lib.models.torch_decompositions import decompositions
 
 
@@ -56,7 +57,7 @@ def load(
         torch = _import_torch(path)
         program = torch_archive.read(torch, path)
         _check_inputs(torch, program, path)
-        torch_float32.widen(torch, program)
+        had_halves = torch_float32.widen(torch, program)
         was_open = torch_shapes.settle(torch, program, shapes or {}, path)
         if not _settle_numbers(torch, program) and not was_open:
             _check_shapes(torch, program, path)
@@ -65,7 +66,8 @@ def load(
         _check_shapes(torch, program, path)
         _check_state(program, path)
         torch_complex.require_known(program, path)
-        module = _translate(program, path, lanes)
+        narrow = torch_halves.converters(program) if had_halves and has_loops else {}
+        module = _translate(program, path, {**torch_experts.converters(lanes), **narrow})
     del program
     gc.collect()  # graphs of torch are cycles: without this the weights stay in memory beside those cleaned up
     return lift_constants(channels_last(simplify(module)))
@@ -163,6 +165,7 @@ def _decompose(torch: ModuleType, program: Any, path: Path, *, has_loops: bool) 
             torch_promotion.promote(torch, program)
             _fold_constants(torch, program)
             torch_recurrence.with_constants(program)
+            _drop_unread(program)
             return program
     except Exception as error:  # torch traces the program, so whatever its operators raise
         raise ModelError(f"{path} cannot be decomposed by torch {torch.__version__}: {first_line(error)}") from error
@@ -216,6 +219,21 @@ def _fold_constants(torch: ModuleType, program: Any) -> None:
     graph.eliminate_dead_code()
 
 
+def _drop_unread(program: Any) -> None:
+    """Weights that nothing reads, as those of a part that these inputs do not reach; some are complex, which the
+    importer does not take."""
+    from torch.export.graph_signature import InputKind
+
+    signature, graph = program.graph_signature, program.graph
+    nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    unread = [spec for spec in signature.input_specs
+              if spec.kind is not InputKind.USER_INPUT and not nodes[spec.arg.name].users]  # fmt: skip
+    for spec in unread:
+        graph.erase_node(nodes[spec.arg.name])
+        program.constants.pop(spec.target, None)  # of which the importer takes all
+    signature.input_specs[:] = [spec for spec in signature.input_specs if spec not in unread]
+
+
 def _known(torch: ModuleType, program: Any) -> dict[Any, Any]:
     """What each node gives that depends on buffers alone, in the order of the graph.
 
@@ -258,16 +276,14 @@ def _is_foldable(torch: ModuleType, node: Any, known: Mapping[Any, Any]) -> bool
     return not expands or known[node.args[0]].numel() == node.meta["val"].numel()
 
 
-def _translate(program: Any, path: Path, lanes: int) -> tvm.IRModule:
+def _translate(program: Any, path: Path, more: Mapping[str, Convert]) -> tvm.IRModule:
     """The program in Relax, with weights as constants that share torch's memory."""
     from tvm.relax.frontend.torch import from_exported_program
 
     try:
         return from_exported_program(
             program, run_ep_decomposition=False, unwrap_unit_return_tuple=True,
-            custom_convert_map={
-                **CONVERTERS, **torch_experts.converters(lanes), **torch_complex.converters(),
-            },
+            custom_convert_map={**CONVERTERS, **more, **torch_complex.converters()},
         )  # fmt: skip
     except Exception as error:  # the importer raises whatever its converters meet
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

@@ -1,4 +1,4 @@
-"""A few rows times a matrix in halves: a token of a language model whose file is in float16.
+"""A few rows times a matrix in halves: a token of a language model whose file is in float16, or in bf16.
 
 Such a product takes as long as its matrix takes to be read, so it is read as the file has it, and its numbers become
 floats in registers; rows and sums are in float32.
@@ -6,6 +6,7 @@ floats in registers; rows and sums are in float32.
 
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
@@ -25,16 +26,23 @@ def _vectors(n: int, rows: int) -> int:
 
 
 def packed(matrix: np.ndarray, rows: int) -> np.ndarray:
-    """A matrix (k, n) in float16 as the program for so many rows reads it: (tiles, k, vectors, lanes)."""
+    """A matrix (k, n) as the program for so many rows reads it: (tiles, k, vectors, lanes)."""
     k, n = matrix.shape
     columns = -(-n // _LANES) * _LANES
     whole = np.pad(matrix, [(0, 0), (0, columns - n)]).reshape(k, -1, _vectors(n, rows), _LANES)
     return np.ascontiguousarray(whole.transpose(1, 0, 2, 3))
 
 
+def narrowed(matrix: np.ndarray) -> np.ndarray | None:
+    """A matrix of float32 in halves or bf16, where nothing is lost; else None."""
+    with np.errstate(over="ignore"):
+        kinds = (matrix.astype(kind) for kind in (np.float16, ml_dtypes.bfloat16))
+        return next((short for short in kinds if np.array_equal(short.astype(np.float32), matrix)), None)
+
+
 @cache
-def product(n: int, k: int, rows: int) -> tirx.PrimFunc:
-    """A function of rows (rows, k) and `packed` to (rows, n)."""
+def product(n: int, k: int, rows: int, kind: str) -> tirx.PrimFunc:
+    """A function of rows (rows, k) and `packed`, of a kind that is `float16` or `bfloat16`, to (rows, n)."""
     vectors, chains, step = _vectors(n, rows), _CHAINS if rows == 1 else 1, _STEP if k % _STEP == 0 else 1
     tiles = -(-n // (_LANES * vectors))
     is_whole = n == tiles * vectors * _LANES
@@ -45,7 +53,7 @@ def product(n: int, k: int, rows: int) -> tirx.PrimFunc:
     @T.prim_func(private=True, s_tir=True)
     def function(
         x: T.Buffer((T.int64(rows), T.int64(k)), "float32"),  # type: ignore[valid-type]
-        matrix: T.Buffer((T.int64(tiles), T.int64(k), T.int64(vectors), T.int64(_LANES)), "float16"),  # type: ignore[valid-type]
+        matrix: T.Buffer((T.int64(tiles), T.int64(k), T.int64(vectors), T.int64(_LANES)), kind),  # type: ignore[valid-type]
         y: T.Buffer((T.int64(rows), T.int64(n)), "float32"),  # type: ignore[valid-type]
     ) -> None:
         for tile in T.serial(T.int64(tiles), annotations={parallel.MARK: 1}):

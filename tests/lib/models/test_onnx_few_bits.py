@@ -1,5 +1,6 @@
 """Matrices and tables of few bits, against NumPy in the words of their definitions, and against ONNX Runtime."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -227,12 +228,14 @@ HALVES = {
 }
 
 
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("name", HALVES)
-def test_few_rows_times_matrices_in_halves_read_them_as_they_are(tmp_path, cpu, name):
+def test_few_rows_times_matrices_in_halves_read_them_as_they_are(tmp_path, cpu, name, kind):
     operator, shape, n, attrs, stays_small = HALVES[name]
-    matrix = RNG.normal(0, 0.1, (n, shape[-1]) if attrs.get("transB") else (shape[-1], n)).astype(np.float16)
-    weights = {"w": matrix} | ({"b": RNG.normal(size=n).astype(np.float16)} if operator == "Gemm" else {})
-    nodes = [helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+    matrix = RNG.normal(0, 0.1, (n, shape[-1]) if attrs.get("transB") else (shape[-1], n)).astype(kind)
+    weights = {"w": matrix} | ({"b": RNG.normal(size=n).astype(kind)} if operator == "Gemm" else {})
+    narrow = TensorProto.FLOAT16 if kind == np.float16 else TensorProto.BFLOAT16
+    nodes = [helper.make_node("Cast", ["x"], ["h"], to=narrow),
              helper.make_node(operator, ["h", *weights], ["p"], **attrs),
              helper.make_node("Cast", ["p"], ["y"], to=TensorProto.FLOAT)]  # fmt: skip
     graph = helper.make_graph(
@@ -249,4 +252,4 @@ def test_few_rows_times_matrices_in_halves_read_them_as_they_are(tmp_path, cpu, 
     expected = attrs.get("alpha", 1) * (x @ (wide.T if attrs.get("transB") else wide)) + weights.get("b", np.zeros(1))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     assert any(halves.FUNCTION in kernel for kernel in kernels) == stays_small
-    assert any(array.dtype == np.float16 for array in kept) == stays_small
+    assert any(array.dtype == kind for array in kept) == stays_small

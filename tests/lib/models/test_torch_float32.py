@@ -55,3 +55,19 @@ def test_nothing_but_results_is_rounded(tmp_path, cpu, torch, models, make, kind
     assert found.dtype == compared.dtype == np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
     for each in (found, compared):
         np.testing.assert_allclose(each.astype(np.float32), exact.numpy(), rtol=EPSILON[kind], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", EPSILON)
+@pytest.mark.parametrize(("rows", "stays_narrow"), [(1, True), (8, True), (9, False)])
+def test_few_rows_read_weights_as_they_are(tmp_path, cpu, torch, models, kind, rows, stays_narrow):
+    layer = torch.nn.Linear(260, 300).to(getattr(torch, kind))
+    model = models["function"](lambda self, x: (self.layer(x.to(self.layer.weight.dtype)).float(),), layer=layer).eval()
+    x = torch.randn(1, rows, 260)
+
+    found = torch_import.load(save(torch, tmp_path / "m.pt2", model, x))
+
+    kinds = {str(array.dtype) for array in found.weights.values() if array.size > 1000}
+    assert kinds == {kind if stays_narrow else "float32"}
+    with torch.no_grad():
+        exact = layer.float()(x).numpy()
+    np.testing.assert_allclose(run_untuned(found, cpu, x)[0], exact, rtol=0, atol=2e-6 * np.abs(exact).max())

@@ -132,6 +132,17 @@ def test_an_unsupported_operator_is_named(tmp_path, torch, models):
         torch_import.load(path)
 
 
+def test_weights_that_nothing_reads_are_left_out(tmp_path, cpu, torch, models):
+    model = models["function"](lambda self, x: self.layer(x), layer=torch.nn.Linear(4, 4), other=torch.nn.Linear(9, 9))
+    model.register_buffer("turns", torch.ones(3, dtype=torch.complex64), persistent=False)
+    path = save(torch, tmp_path / "m.pt2", model, torch.randn(1, 4))
+
+    found = torch_import.load(path)
+
+    assert sorted(array.shape for array in found.weights.values()) == [(4,), (4, 4)]
+    assert_like_torch(torch, cpu, path, model, torch.randn(1, 4))
+
+
 def test_weights_of_double_precision_are_named(tmp_path, torch, models):
     model = models["function"](lambda self, x: self.layer(x), layer=torch.nn.Linear(4, 4)).double()
     path = save(torch, tmp_path / "m.pt2", model, torch.randn(1, 4).double())
