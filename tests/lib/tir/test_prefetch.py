@@ -1,13 +1,10 @@
 """Prefetches of weights: which ones, where, and that they change no result."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tvm
 from tvm import tirx
 from tvm.s_tir import SBlockRealize
-from tvm.sym import Analyzer
 
 from lib.search import evolution
 from lib.tir import analysis, lowering, prefetch
@@ -52,17 +49,33 @@ def reads(nest, weights):
     ]
 
 
+OPERATIONS = {
+    tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply, tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod, tirx.Min: np.minimum, tirx.Max: np.maximum,
+}  # fmt: skip
+
+
+def evaluated(index, values):
+    """An index of loops' variables, of which others than those that have values are zero."""
+    if isinstance(index, tirx.Var):
+        return values.get(index, 0)
+    if isinstance(index, tirx.IntImm):
+        return int(index)
+    if isinstance(index, tirx.Cast):
+        return evaluated(index.value, values)
+    return OPERATIONS[type(index)](evaluated(index.a, values), evaluated(index.b, values))
+
+
 def lines(loads, loops, line=LINE):
     """The cache lines, of so many elements, of loads in all iterations of some loops, with the others at zero."""
+    iterations = np.ix_(*(np.arange(int(loop.extent)) for loop in loops))
+    values = {loop.loop_var: numbers for loop, numbers in zip(loops, iterations, strict=True)}
     found = set()
-    for iteration in itertools.product(*(range(int(loop.extent)) for loop in loops)):
-        at = {loop.loop_var: tirx.IntImm("int64", n) for loop, n in zip(loops, iteration, strict=True)}
-        for load in loads:
-            place = 0
-            for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
-                others = {v: tirx.IntImm("int64", 0) for v in analysis.walk(index, tirx.Var) if v not in at}
-                place = place * int(extent) + int(Analyzer().simplify(analysis.replaced(index, {**at, **others})))
-            found.add(place // line)
+    for load in loads:
+        place = 0
+        for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
+            place = place * int(extent) + evaluated(index, values)
+        found |= set(np.unique(place // line).tolist())
     return found
 
 
