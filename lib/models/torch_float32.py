@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from lib.models.torch_shapes import inputs
+from lib.models.torch_graph import cast, inputs
 
 
 def widen(torch: ModuleType, program: Any) -> bool:
@@ -57,25 +57,22 @@ def _widened(torch: ModuleType, narrow: Sequence[Any], given: Any) -> Any:
 
 def _cast_outside(torch: ModuleType, program: Any) -> None:
     """Inputs are widened, and outputs made narrow again."""
-    graph, cast = program.graph, torch.ops.aten._to_copy.default
+    graph = program.graph
     for node, value in inputs(torch, program):
         if _is_narrow(torch, value):
             users = list(node.users)
             with graph.inserting_after(node):
-                wide = graph.call_function(cast, (node,), {"dtype": torch.float32})
-            wide.meta["val"] = value.float()
+                wide = cast(torch, graph, node, torch.float32)
             for user in users:
                 user.replace_input_with(node, wide)
     output = graph.output_node()
-    output.args = (tuple(_narrow_again(torch, graph, each) for each in output.args[0]),)
+    with graph.inserting_before(output):
+        output.args = (tuple(_narrow_again(torch, graph, each) for each in output.args[0]),)
 
 
 def _narrow_again(torch: ModuleType, graph: Any, result: Any) -> Any:
     """What stands for a result of the type that it had."""
     value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
-    if not _is_narrow(torch, value) or result.op == "placeholder":
+    if value is None or not _is_narrow(torch, value) or result.op == "placeholder":
         return result
-    with graph.inserting_before(graph.output_node()):
-        narrow = graph.call_function(torch.ops.aten._to_copy.default, (result,), {"dtype": value.dtype})  # type: ignore[union-attr]
-    narrow.meta["val"] = value
-    return narrow
+    return cast(torch, graph, result, value.dtype)

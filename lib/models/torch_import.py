@@ -23,6 +23,7 @@ from lib.models import (
     torch_complex,
     torch_experts,
     torch_float32,
+    torch_graph,
     torch_halves,
     torch_promotion,
     torch_recurrence,
@@ -99,7 +100,7 @@ def _no_warnings() -> Iterator[None]:
 
 def _check_inputs(torch: ModuleType, program: Any, path: Path) -> None:
     """Inputs are tensors, or flags and the like, which the export has fixed."""
-    for node, value in torch_shapes.inputs(torch, program):
+    for node, value in torch_graph.inputs(torch, program):
         if not isinstance(value, torch.Tensor):
             raise ModelError(f"{path}: input {node.name!r} is {value!r}, not a tensor. Export the model without it.")
 

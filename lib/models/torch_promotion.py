@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from lib.models.torch_graph import cast
+
 _WITH_INTEGERS = ("where", "_to_copy", "masked_fill", "ldexp")  # which read them beside floats, or make floats of them
 
 
@@ -21,9 +23,7 @@ def promote(torch: ModuleType, program: Any) -> None:
             value = given.meta.get("val")
             if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex:
                 with program.graph.inserting_before(node):
-                    cast = program.graph.call_function(torch.ops.aten._to_copy.default, (given,), {"dtype": made})
-                cast.meta["val"] = value.to(made)
-                node.replace_input_with(given, cast)
+                    node.replace_input_with(given, cast(torch, program.graph, given, made))
 
 
 def _computes_floats(torch: ModuleType, node: Any) -> bool:

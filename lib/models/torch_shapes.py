@@ -4,24 +4,15 @@ torch keeps no names of dimensions in a file. It has symbols for them (`s77`), a
 dimension may also be computed of a symbol (`2*s77`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from lib.contracts.errors import ModelError
+from lib.models.torch_graph import inputs
 
 _ASSUMED = 2  # of what may be of any extent, torch says it is not less, and takes one as well
-
-
-def inputs(torch: ModuleType, program: Any) -> Iterator[tuple[Any, Any]]:
-    """Placeholders of what a caller gives, but for what the export has fixed, and what stands for their values."""
-    from torch.export.graph_signature import ConstantArgument, InputKind
-
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument):
-            yield nodes[spec.arg.name], nodes[spec.arg.name].meta.get("val")
 
 
 def settle(torch: ModuleType, program: Any, shapes: Mapping[str, Sequence[int]], path: Path) -> bool:
