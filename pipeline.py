@@ -668,10 +668,10 @@ class TuningTask(TunerTask):
 
     def prepare(self) -> None:
         """What measures is made ready while the model is read; where nothing is there, that is told at once."""
-        if self.trials and self.given.absence:
-            console.tell(f"warning: {self.given.absence} It may yet come: the model is read first.")
         if self.given.measured_on.can_compile:
             launcher.prepare()
+        if self.trials and self.given.absence:
+            console.tell(f"warning: {self.given.absence} It may yet come: the model is read first.")
 
     def next_round(self) -> Iterator[luigi.Task]:
         for stage in (GenerateCandidates, MeasureCandidates, TrainFamilyModels):

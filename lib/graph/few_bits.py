@@ -29,7 +29,7 @@ from lib.graph.rewrite import (
 from lib.tir import few_bits, few_bits_rows, halves
 from lib.tir.few_bits import Layout
 
-WORTH_HALVES = 1 << 16  # elements of a matrix in halves; of fewer, it stays in cache
+_WORTH_HALVES = 1 << 16  # elements of a matrix in halves; of fewer, it stays in cache
 MOST_ROWS = 8  # of more, a matrix that is widened once is multiplied faster
 _STANDS_FOR = f"lib.{few_bits.FUNCTION}"
 
@@ -61,6 +61,12 @@ def emit(
         packed = [layout.words(matrix.numbers), layout.by_block(scales)]
         packed.append(zeros.reshape(-1)[:1].reshape(1, 1, 1, 1) if np.ptp(zeros) == 0 else layout.by_block(zeros))
     return _stand_in(builder, x, layout.n, packed, f"{layout.text} {instruction}")
+
+
+def in_halves(matrix: np.ndarray, rows: int) -> np.ndarray | None:
+    """A matrix of float32 as so many rows are multiplied with it: in float16 or bf16, where nothing is lost and it is
+    faster; else None."""
+    return halves.narrowed(matrix) if rows <= MOST_ROWS and matrix.size >= _WORTH_HALVES else None
 
 
 def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray) -> relax.Expr:

@@ -21,7 +21,7 @@ from lib.graph.rewrite import value_of
 from lib.models.onnx_converter import Converter
 from lib.models.onnx_float32 import ROUNDED_TO_BYTES
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
-from lib.tir import few_bits_rows, halves
+from lib.tir import few_bits_rows
 from lib.tir.few_bits import BITS, Layout
 
 KEPT, HALVES = "FewBits", "FewHalves"  # nodes that `CONVERTERS` takes
@@ -94,12 +94,12 @@ def product_of_halves(node: onnx.NodeProto, graph: Graph) -> Nodes:
     shape, matrix = graph.shape(x), graph.shape(name)
     if not graph.has_loops or given["transA"] or (given["alpha"], given["beta"]) != (1, 1):
         return None
-    if shape is None or matrix is None or len(matrix) != 2 or prod(matrix) < few_bits.WORTH_HALVES:
+    if shape is None or matrix is None or len(matrix) != 2:
         return None
-    rows, value = prod(shape[:-1]), graph.value(name)
-    if value is None or rows > few_bits.MOST_ROWS or graph.dtype(name) != np.float32:
+    value = graph.value(name)
+    if value is None or graph.dtype(name) != np.float32:
         return None
-    short = halves.narrowed(value)
+    short = few_bits.in_halves(value, prod(shape[:-1]))
     if short is None:
         return None
     made = Made(graph)

@@ -158,12 +158,9 @@ def _bags(
     begins; by a product with what is in which bag. What torch keeps for gradients is not there."""
     import torch
 
-    begins, n = (offsets[:-1] if include_last_offset else offsets).unsqueeze(1), ids.shape[0]
-    last = offsets[-1:] if include_last_offset else offsets.new_full((1,), n)
-    ends, place = (
-        torch.cat([offsets[1:] if not include_last_offset else offsets[1:-1], last]).unsqueeze(1),
-        torch.arange(n),
-    )
+    n = ids.shape[0]
+    bounds = offsets if include_last_offset else torch.cat([offsets, offsets.new_full((1,), n)])
+    begins, ends, place = bounds[:-1].unsqueeze(1), bounds[1:].unsqueeze(1), torch.arange(n)
     belongs = (begins <= place) & (place < ends) & (ids != padding_idx)
     rows = table.index_select(0, ids)
     rows = rows if weights is None else rows * weights.unsqueeze(1)

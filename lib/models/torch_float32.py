@@ -14,10 +14,11 @@ from lib.models.torch_graph import cast, inputs
 def widen(torch: ModuleType, program: Any) -> bool:
     """Have a program compute in float32, in place; returns whether anything changed. Of its nodes' values only those of
     inputs and outputs are what they were: others follow when it is decomposed."""
-    narrow = (torch.float16, torch.bfloat16)
-    tensors = (program.state_dict, program.constants)
-    if not any(_is_narrow(torch, value) for each in tensors for value in each.values()) and not any(
-        _is_narrow(torch, node.meta.get("val")) or _names(narrow, node) for node in program.graph.nodes
+    narrow, tensors = _narrow(torch), (program.state_dict, program.constants)
+    values = [*(value for each in tensors for value in each.values()),
+              *(node.meta.get("val") for node in program.graph.nodes)]  # fmt: skip
+    if not any(_is_narrow(torch, value) for value in values) and not any(
+        _names(narrow, node) for node in program.graph.nodes
     ):
         return False
     for each in tensors:
@@ -36,8 +37,12 @@ def widen(torch: ModuleType, program: Any) -> bool:
     return True
 
 
+def _narrow(torch: ModuleType) -> tuple[Any, ...]:
+    return (torch.float16, torch.bfloat16)
+
+
 def _is_narrow(torch: ModuleType, value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return isinstance(value, torch.Tensor) and value.dtype in _narrow(torch)
 
 
 def _names(narrow: Sequence[Any], node: Any) -> bool:

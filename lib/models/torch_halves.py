@@ -8,7 +8,6 @@ import numpy as np
 from tvm import relax
 
 from lib.graph import few_bits
-from lib.tir import halves
 
 
 def converters(program: Any) -> dict[str, Callable[[Any, Any], relax.Expr]]:
@@ -29,8 +28,7 @@ def converters(program: Any) -> dict[str, Callable[[Any, Any], relax.Expr]]:
 def _narrow(program: Any, x: Any, weight: Any) -> np.ndarray | None:
     """A layer's weights, (k, n), as they were; None where they are not to be read so."""
     name = program.graph_signature.inputs_to_parameters.get(weight.name)
-    rows = math.prod(x.meta["val"].shape[:-1])
-    if name is None or rows > few_bits.MOST_ROWS or weight.meta["val"].numel() < few_bits.WORTH_HALVES:
+    if name is None:
         return None
-    short = halves.narrowed(program.state_dict[name].numpy(force=True))
+    short = few_bits.in_halves(program.state_dict[name].numpy(force=True), math.prod(x.meta["val"].shape[:-1]))
     return None if short is None else np.ascontiguousarray(short.T)

@@ -6,7 +6,7 @@ torch is imported only when such a file is loaded: it is the extra `torch` of th
 import gc
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -189,10 +189,7 @@ def _drop_flags(torch: ModuleType, program: Any) -> None:
 
     signature, graph = program.graph_signature, program.graph
     flags = [s for s in signature.input_specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, ConstantArgument)]
-    for placeholder in graph.find_nodes(op="placeholder"):
-        if placeholder.name in [flag.arg.name for flag in flags]:
-            graph.erase_node(placeholder)
-    signature.input_specs[:] = [spec for spec in signature.input_specs if spec not in flags]
+    _drop_inputs(program, flags)
     output = graph.output_node()
     results = zip(output.args[0], signature.output_specs, strict=True)
     tensors = [(value, spec) for value, spec in results if isinstance(value, torch.fx.Node)]
@@ -225,14 +222,22 @@ def _drop_unread(program: Any) -> None:
     importer does not take."""
     from torch.export.graph_signature import InputKind
 
-    signature, graph = program.graph_signature, program.graph
-    nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
-    unread = [spec for spec in signature.input_specs
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    unread = [spec for spec in program.graph_signature.input_specs
               if spec.kind is not InputKind.USER_INPUT and not nodes[spec.arg.name].users]  # fmt: skip
+    _drop_inputs(program, unread)
     for spec in unread:
-        graph.erase_node(nodes[spec.arg.name])
         program.constants.pop(spec.target, None)  # of which the importer takes all
-    signature.input_specs[:] = [spec for spec in signature.input_specs if spec not in unread]
+
+
+def _drop_inputs(program: Any, specs: Sequence[Any]) -> None:
+    """Inputs of the graph that nothing reads, with what the signature says of them."""
+    names = {spec.arg.name for spec in specs}
+    for placeholder in program.graph.find_nodes(op="placeholder"):
+        if placeholder.name in names:
+            program.graph.erase_node(placeholder)
+    kept = program.graph_signature.input_specs
+    kept[:] = [spec for spec in kept if spec not in specs]
 
 
 def _known(torch: ModuleType, program: Any) -> dict[Any, Any]:

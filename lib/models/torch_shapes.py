@@ -120,8 +120,8 @@ def _check_settled(
 def _check_limits(program: Any, known: Mapping[Any, int], path: Path) -> None:
     """Within what the export was told, or found."""
     for symbol, limits in program.range_constraints.items():
-        least, extent = 1 if limits.lower <= _ASSUMED else limits.lower, known.get(symbol, limits.lower)
-        if symbol in known and not least <= extent <= limits.upper:
+        least, extent = 1 if limits.lower <= _ASSUMED else limits.lower, known.get(symbol)
+        if extent is not None and not least <= extent <= limits.upper:
             raise ModelError(
                 f"--shape: {path} was exported for {symbol} from {least} to {limits.upper}, which {extent} is not."
             )
