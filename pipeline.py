@@ -33,7 +33,18 @@ from lib.measure import factory, launcher
 from lib.options import Options, Table, options
 from lib.report import console
 from lib.report.nights import Outcome
-from lib.scheduling import Choice, Float, Int, MeasuringTask, StageTask, Text, is_asked_for, section, tell_unread
+from lib.scheduling import (
+    Choice,
+    Float,
+    Int,
+    MeasuringTask,
+    StageTask,
+    Text,
+    configure,
+    is_asked_for,
+    section,
+    tell_unread,
+)
 from lib.shapes import Shape
 from lib.tuning import budget, cost_model, history, planning, runs
 from lib.tuning.base import bases_of
@@ -69,7 +80,10 @@ from stages import (
 _TIMES = 1.5  # trials of a range of shapes, to those of one
 _MANY = 6  # models whose import is worth processes of their own, which take seconds to begin
 SESSION = uuid.uuid4().hex[:12]
-ARTIFACTS = Path(__file__).parent / "artifacts"  # unless `[tuner] artifacts` in the configuration moves them
+ROOT = Path(__file__).parent
+ARTIFACTS = ROOT / "artifacts"  # unless `[tuner] artifacts` in the configuration moves them
+
+configure(ROOT / "luigi.cfg")
 
 
 class TunerTask(luigi.Task):

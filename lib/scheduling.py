@@ -1,6 +1,7 @@
 """What all Luigi tasks of stages share: complete is what is current, one at a time writes, one alone measures."""
 
 import argparse
+from configparser import ConfigParser
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,20 @@ from lib.report import console
 OWN_SECTIONS = ("tuner", "extract", "plan", "generate", "measure", "train", "memory", "ranges", "compile")
 # Of Luigi's, those that are no class of its own; the others are registered like tasks.
 _LUIGIS_SECTIONS = ("DEFAULT", "logging", "loggers", "handlers", "formatters", "resources", "task_history", "cors")
+
+
+def configure(defaults: Path) -> None:
+    """Let the keys of a luigi.cfg hold where no configuration has them that Luigi reads itself: that of the folder in
+    which the command is typed, and LUIGI_CONFIG_PATH. To be called when tasks are imported: Luigi asks for its own
+    sections after that."""
+    config = configuration.get_config()
+    own = ConfigParser(interpolation=None)
+    own.optionxform = str  # type: ignore[assignment,method-assign]  # keys as they are written
+    own.read(defaults)
+    for name in own.sections():
+        for key, value in own.items(name):
+            if not config.has_option(name, key):
+                config.set(name, key, value)
 
 
 def section(name: str) -> dict[str, str]:

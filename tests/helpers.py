@@ -16,8 +16,10 @@ from tvm.script import tirx as T
 
 from lib.contracts.conditions import Conditions
 from lib.graph import fusion
+from lib.graph.fusion import Model
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine.targets import CpuTarget
+from lib.measure.libraries import flatten
 from lib.measure.runner import Job
 from lib.tir import lowering, traces
 from lib.tir.traces import EMPTY_TRACE
@@ -164,6 +166,19 @@ def run_on(
     arguments = [tvm.runtime.tensor(array) for array in (*inputs, out)]
     lowering.build(workload, target)["main"](*arguments)
     return np.asarray(arguments[-1].numpy())
+
+
+def computed(model: Model, cpu: CpuTarget, *inputs: np.ndarray) -> list[np.ndarray]:
+    """The outputs of an imported model, whose kernels have no schedules, for arrays of NumPy or of torch."""
+    return results(fusion.fuse(model.module, cpu.tvm()), cpu, *inputs, *model.weights.values())
+
+
+def results(module: tvm.IRModule, cpu: CpuTarget, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The outputs of a fused module's `main`, compiled as libraries compile what has no schedule."""
+    target = lowering.for_untuned(cpu.tvm())
+    with target:
+        machine = relax.VirtualMachine(relax.build(module, target=target), tvm.cpu())
+    return flatten(machine["main"](*(tvm.runtime.tensor(np.asarray(array)) for array in arrays)))
 
 
 def small_network(path: Path, seed: int = 0) -> Path:

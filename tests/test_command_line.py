@@ -153,6 +153,22 @@ def test_sections_and_keys_that_nobody_reads_are_told_once(tmp_path):
     assert "nobody reads [measurement] of the configuration; this project's sections are tuner, extract" in done.stderr
 
 
+@pytest.mark.parametrize(("own", "status"), [("", 30), ("[retcode]\ntask_failed = 3\n", 3)])
+def test_the_projects_configuration_holds_in_any_folder_below_that_of_the_folder(tmp_path, own, status):
+    if own:
+        (tmp_path / "luigi.cfg").write_text(own)
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+
+    done = subprocess.run(
+        luigi_command("ExtractSubgraphs", "--model", "m.onnx"), cwd=tmp_path, env=environment(tmp_path), text=True,
+        capture_output=True, timeout=30,
+    )  # fmt: skip
+
+    assert done.returncode == status  # without the project's, Luigi looks for a scheduler on a port for a minute
+    assert "m.onnx is damaged or no ONNX file" in done.stderr
+    assert "DEBUG" not in done.stderr
+
+
 def test_a_round_that_another_process_made_meanwhile_is_not_the_end(monkeypatch):
     """Luigi goes on behind a `yield` of what is complete already, and begins `run` anew behind any other."""
     task = pipeline.TuneModel(model="tiny_cnn")

@@ -122,8 +122,9 @@ def test_a_run_that_loses_all_devices_stops_and_the_same_command_continues(tmp_p
     farm = Farm(servers=1)
     command = luigi_command(*TUNE, "--devices", farm.address)
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(tmp_path), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        command, cwd=ROOT, env=environment(tmp_path, measure="device_patience_s = 10"), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
     until(lambda: [path for path in journals(tmp_path) if path.read_text().count("\n") > 5])
     kill(farm.servers[0])
     _, told = process.communicate(timeout=100)

@@ -4,24 +4,17 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax
 
 from benchmarks import published
-from lib.graph import fusion
 from lib.models import onnx_import
+from tests import helpers
 
 SMALL = {"layers": 1, "width": 64, "heads": 4, "groups": 2, "hidden": 96, "words": 100}
 
 
 def computed(path, given, cpu):
-    model = onnx_import.load(path)
-    module = fusion.fuse(model.module, cpu.tvm())
-    with cpu.tvm():
-        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    found = machine["main"](*[tvm.runtime.tensor(each) for each in (*given.values(), *model.weights.values())])
-    return [found.numpy()] if isinstance(found, tvm.runtime.Tensor) else [each.numpy() for each in found]
+    return helpers.computed(onnx_import.load(path), cpu, *given.values())
 
 
 @pytest.mark.parametrize("is_half", [False, True])

@@ -8,6 +8,7 @@ from tvm.relax import op
 
 from lib.graph import byte_units, fusion
 from lib.tir import byte_units as kernel
+from tests.helpers import results
 from tests.lib.graph.rules.helpers import operators
 
 
@@ -20,8 +21,7 @@ def quantized(x, target):
             outputs = builder.emit_output(relax.Tuple([found.values, found.scale, found.zero]))
         builder.emit_func_output(outputs)
     fused = fusion.fuse(builder.get(), target.tvm())
-    machine = relax.VirtualMachine(relax.build(fused, target=target.tvm()), tvm.cpu())
-    return [each.numpy() for each in machine["main"](tvm.runtime.tensor(x))], operators(fused)
+    return results(fused, target, x), operators(fused)
 
 
 def expected(x):
@@ -75,9 +75,7 @@ def test_without_threads_of_this_kind_they_are_chosen_by_operators(cpu):
     module = byte_units.chosen(builder.get(), tvm.target.Target({"kind": "cuda", "arch": "sm_80"}))
     fused = fusion.fuse(module, cpu.tvm())
 
-    machine = relax.VirtualMachine(relax.build(fused, target=cpu.tvm()), tvm.cpu())
-
-    np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(x)).numpy(), expected(x)[0])
+    np.testing.assert_array_equal(results(fused, cpu, x)[0], expected(x)[0])
     assert not any(kernel.FUNCTION in each for each in operators(fused))
 
 

@@ -9,6 +9,7 @@ from tvm.relax import op
 from lib.graph import fusion, widen
 from lib.search.spaces import table
 from lib.tir.workload import as_workload
+from tests.helpers import results
 
 IMAGE, GATE = (1, 14, 14, 32), (1, 1, 1, 32)
 
@@ -72,9 +73,7 @@ def test_a_model_with_gates_computes_what_it_did(excitation, cpu):
     small = np.maximum(image.mean((1, 2)) @ squeeze[0, 0], 0)
     gate = 1 / (1 + np.exp(-(small @ excite[0, 0] + bias[0, 0])))
 
-    built = relax.build(fusion.fuse(excitation, cpu.tvm()), cpu.tvm())
-    machine = relax.VirtualMachine(built, tvm.cpu())
-    found = machine["main"](*map(tvm.runtime.tensor, (image, squeeze, excite, bias))).numpy()
+    [found] = results(fusion.fuse(excitation, cpu.tvm()), cpu, image, squeeze, excite, bias)
 
     np.testing.assert_allclose(found, np.maximum(image * gate + image, 0), rtol=1e-5, atol=1e-5)
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -12,6 +11,7 @@ from lib.graph.subgraphs import extract_subgraphs
 from lib.models import onnx_import
 from lib.search.spaces.table import fitting
 from lib.tir.workload import load_module
+from tests.helpers import results
 from tests.lib.graph.test_precision import model, run
 from tests.lib.models.test_onnx_quantized import CASES, file, kernels_of
 
@@ -112,6 +112,5 @@ def test_a_concatenation_of_which_parts_are_taken_is_written_first(cpu, n_scales
     kernels = [each for each in extract_subgraphs(module) if each.tunable]
     assert len(kernels) == n_kernels
     assert all(fitting(load_module(each.workload), cpu.tvm()) for each in kernels)
-    machine = relax.VirtualMachine(tvm.compile(module, cpu.tvm()), tvm.cpu())
-    found = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    [found] = results(module, cpu, *arrays)
     np.testing.assert_allclose(found, np.exp(rows[:, :1]) * np.tanh(rows[:, 3:]), rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ from lib.graph.algorithms import AlgorithmConfig, choose_algorithms
 from lib.graph.fusion import Model
 from lib.machine import targets
 from lib.machine.dots import AMX_BF16, AMX_INT8
+from tests.helpers import computed
 
 IMAGE, KERNEL, SHIFT = (1, 6, 6, 8), (3, 3, 8, 8), (8,)
 
@@ -50,9 +51,7 @@ def convolution(x, w, **attrs):
 
 def run(found, inputs, cpu):
     """Its result, compiled without schedules."""
-    machine = relax.VirtualMachine(tvm.compile(fusion.fuse(found.module, cpu.tvm()), cpu.tvm()), tvm.cpu())
-    arrays = [*inputs, *found.weights.values()]
-    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    return computed(found, cpu, *inputs)[0]
 
 
 def rounded(array):

@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
-import tvm
-from tvm import relax
 from tvm.relax import op
 
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import targets
+from tests.helpers import results
 from tests.lib.graph.rules.helpers import module, operators
 
 
@@ -19,8 +18,7 @@ def summed(target, x, **attrs):
     fused = fusion.fuse(module(lambda data: op.cumsum(data, **attrs), x), target.tvm())
     assert any(gvar.name_hint.startswith("running_sum") for gvar in fused.get_global_vars())
     assert not any("cumsum" in name for name in operators(fused))
-    machine = relax.VirtualMachine(relax.build(fused, target=target.tvm()), tvm.cpu())
-    return machine["main"](tvm.runtime.tensor(x)).numpy()
+    return results(fused, target, x)[0]
 
 
 def values(shape, kind="float32"):

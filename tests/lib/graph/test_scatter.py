@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
-import tvm
-from tvm import relax
 from tvm.relax import op
 
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
 from lib.machine import targets
+from tests.helpers import results
 from tests.lib.graph.rules.helpers import module, operators, random
 
 OF = {"update": lambda _, new: new, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -29,8 +28,7 @@ def scattered(target, build, *given):
     fused = fusion.fuse(fusion.lift_constants(module(build, *given)).module, target.tvm())
     assert any(gvar.name_hint.startswith("scatter") for gvar in fused.get_global_vars())
     assert not any("scatter_" in name for name in operators(fused))
-    machine = relax.VirtualMachine(relax.build(fused, target=target.tvm()), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, given)).numpy()
+    return results(fused, target, *given)[0]
 
 
 @pytest.mark.parametrize("reduction", OF)

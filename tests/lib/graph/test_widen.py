@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import tvm
 from tvm import relax
 from tvm.relax import op
 
@@ -11,7 +10,7 @@ from lib.search import evolution
 from lib.search.spaces import contraction
 from lib.tir import parallel, traces
 from lib.tir.workload import load_module
-from tests.helpers import run_on
+from tests.helpers import results, run_on
 
 AVX512, AVX2 = Registers(32, 16), Registers(16, 8, spreads=False)
 
@@ -39,8 +38,7 @@ def convolution(channels, **attrs):
 
 
 def in_tvm(cpu, module, x, weight):
-    machine = relax.VirtualMachine(tvm.compile(fusion.fuse(module, cpu.tvm()), cpu.tvm()), tvm.cpu())
-    return machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(weight)).numpy()
+    return results(fusion.fuse(module, cpu.tvm()), cpu, x, weight)[0]
 
 
 def widened(made, machine=AVX512):

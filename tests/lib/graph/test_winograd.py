@@ -4,7 +4,6 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-import tvm
 from tvm import relax, te, topi
 from tvm.relax import op
 from tvm.target import Target
@@ -21,7 +20,7 @@ from lib.tir import traces
 from lib.tir.operators import operators
 from lib.tir.outline import outline
 from lib.tir.workload import as_workload, load_module
-from tests.helpers import packed, run_on
+from tests.helpers import packed, results, run_on
 from tests.lib.search.spaces.test_contraction import convolved, sampled
 from tests.lib.tir.test_dot import WITH, instructions, needs_avx2, needs_it
 
@@ -599,8 +598,7 @@ def test_its_kernel_may_be_packed(cpu):
 
 
 def outcome(module, cpu, *arrays):
-    machine = relax.VirtualMachine(relax.build(fusion.fuse(module, cpu.tvm()), target=cpu.tvm()), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    return results(fusion.fuse(module, cpu.tvm()), cpu, *arrays)[0]
 
 
 @pytest.mark.parametrize(

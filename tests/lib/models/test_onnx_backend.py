@@ -16,8 +16,7 @@ from lib.models import onnx_import
 from lib.models.source import Source
 from lib.tir.numerics import relative_error
 from stages import extract
-from tests.helpers import ROOT
-from tests.lib.models.torch_helpers import run_untuned
+from tests.helpers import ROOT, computed
 
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other so
 import wall_operators
@@ -247,7 +246,7 @@ def test_a_recurrent_layer_in_bf16_reads_pairs_of_weights(cpu, tmp_path, hidden)
     path, [x] = layer(tmp_path, "LSTM", 4, 1, hidden)
     model = precision.in_bf16(onnx_import.load(path), lanes=16)
 
-    [found] = run_untuned(model, cpu, x)
+    [found] = computed(model, cpu, x)
 
     assert [w.shape for w in model.weights.values() if w.ndim == 6] == [
         (1, -(-hidden // 16), -(-hidden // 2), 4, 16, 2)

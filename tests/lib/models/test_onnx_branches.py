@@ -4,13 +4,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax
 
 from lib.contracts.errors import ModelError
-from lib.graph import fusion
 from lib.models import onnx_import
+from tests import helpers
 
 X = np.random.default_rng(0).normal(size=(2, 1, 6)).astype(np.float32)
 
@@ -43,15 +41,10 @@ def check(path, cpu, nodes, weights=(), version=13, outputs=("y",)):
         nodes, "g", [value("x", shape=X.shape)], [value(name) for name in outputs], [tensor("one", 1), *weights]
     )
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", version)], ir_version=7), path)
-    model = onnx_import.load(path)
-    module = fusion.fuse(model.module, cpu.tvm())
-    with cpu.tvm():
-        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    found = machine["main"](*[tvm.runtime.tensor(each) for each in (X, *model.weights.values())])
-    found = [found] if isinstance(found, tvm.runtime.Tensor) else list(found)
+    found = helpers.computed(onnx_import.load(path), cpu, X)
     expected = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": X})
     for mine, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def squeezed(axis, output="y"):

@@ -6,14 +6,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax
 
 from lib.contracts.errors import ModelError
 from lib.graph import attention, fusion
 from lib.graph.subgraphs import extract_subgraphs
 from lib.models import onnx_import
+from tests import helpers
 
 B, S, H, K, P, G = 2, 6, 4, 16, 5, 2  # batch, tokens, heads, extent of one, tokens of before, heads of keys
 C = H * K
@@ -50,11 +49,8 @@ def computed(path, given, cpu):
     """What the imported file computes, without schedules, and the core operators of its kernels."""
     model = onnx_import.load(path)
     module = fusion.fuse(model.module, cpu.tvm())
-    with cpu.tvm():
-        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    found = machine["main"](*[tvm.runtime.tensor(array) for array in (*given.values(), *model.weights.values())])
-    found = [found] if isinstance(found, tvm.runtime.Tensor) else list(found)
-    return [each.numpy() for each in found], {s.core_operator for s in extract_subgraphs(module)}
+    found = helpers.results(module, cpu, *given.values(), *model.weights.values())
+    return found, {s.core_operator for s in extract_subgraphs(module)}
 
 
 def check(path, given, cpu, *, atol=2e-6):

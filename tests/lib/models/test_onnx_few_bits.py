@@ -5,9 +5,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax
 
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
@@ -15,6 +13,7 @@ from lib.machine import targets
 from lib.machine.dots import INT8
 from lib.models import onnx_import
 from lib.tir import few_bits, few_bits_rows, halves
+from tests import helpers
 
 RNG = np.random.default_rng(0)
 N, K = 50, 64
@@ -43,9 +42,7 @@ def computed(path, x, cpu, instruction=""):
     """The result of the imported file, the names of its kernels, and its weights."""
     model = onnx_import.load(path, instruction=instruction)
     module = fusion.fuse(model.module, cpu.tvm())
-    with cpu.tvm():
-        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    found = machine["main"](*[tvm.runtime.tensor(a) for a in (x, *model.weights.values())]).numpy()
+    [found] = helpers.results(module, cpu, x, *model.weights.values())
     return found, {gvar.name_hint for gvar in module.get_global_vars()}, list(model.weights.values())
 
 

@@ -5,12 +5,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax
 
-from lib.graph import fusion
 from lib.models import onnx_float32, onnx_import
+from tests import helpers
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w": RNG.normal(0, 0.2, (24, 32)), "b": RNG.normal(0, 0.2, 32), "table": RNG.normal(0, 1, (50, 24))}
@@ -57,12 +55,9 @@ def exact(given, kind):
 def test_a_file_in_halves_is_computed_in_float32_and_keeps_its_types_outside(tmp_path, cpu):
     given = halves(tmp_path / "model.onnx")
     model = onnx_import.load(tmp_path / "model.onnx")
-    module = fusion.fuse(model.module, cpu.tvm())
-    machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
 
-    found = machine["main"](*[tvm.runtime.tensor(a) for a in (*given.values(), *model.weights.values())])
+    y, z, is_above = helpers.computed(model, cpu, *given.values())
 
-    y, z, is_above = (each.numpy() for each in found)
     assert (y.dtype, z.dtype, is_above.dtype) == (np.float16, np.float32, np.bool_)
     expected = exact(given, np.float16)
     np.testing.assert_allclose(z, expected, rtol=0, atol=1e-6)  # nothing was rounded to halves on the way
@@ -85,13 +80,10 @@ def test_what_others_are_compared_with_is_the_file_in_float32(tmp_path):
 
 def test_bfloat16_too(tmp_path, cpu):
     given = halves(tmp_path / "model.onnx", ml_dtypes.bfloat16)
-    model = onnx_import.load(tmp_path / "model.onnx")
-    module = fusion.fuse(model.module, cpu.tvm())
-    machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
 
-    _, z, _ = machine["main"](*[tvm.runtime.tensor(a) for a in (*given.values(), *model.weights.values())])
+    _, z, _ = helpers.computed(onnx_import.load(tmp_path / "model.onnx"), cpu, *given.values())
 
-    np.testing.assert_allclose(z.numpy(), exact(given, ml_dtypes.bfloat16), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(z, exact(given, ml_dtypes.bfloat16), rtol=0, atol=1e-6)
 
 
 def test_a_file_in_float32_is_compared_with_itself(tmp_path):

@@ -5,9 +5,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax
 
 from benchmarks import light
 from lib.contracts.errors import ModelError
@@ -16,6 +14,7 @@ from lib.graph.inputs import Values
 from lib.graph.subgraphs import extract_subgraphs
 from lib.models import onnx_external, onnx_import
 from lib.tir.numerics import relative_error
+from tests.helpers import computed
 
 
 def save(path, nodes, inputs, weights=(), rank=2):
@@ -60,20 +59,11 @@ def block(path):
     return save(path, nodes, {"x": (TensorProto.FLOAT, [1, 8, 10, 10])}, weights)
 
 
-def run_untuned(model, cpu, inputs):
-    """The imported model as TVM runs it, without any schedule."""
-    module = fusion.fuse(model.module, cpu.tvm())
-    with cpu.tvm():
-        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    found = machine["main"](*[tvm.runtime.tensor(a) for a in (*inputs, *model.weights.values())])
-    return found.numpy() if hasattr(found, "numpy") else [each.numpy() for each in found]
-
-
 def test_an_imported_block_computes_what_onnx_runtime_computes(tmp_path, cpu):
     path = block(tmp_path / "block.onnx")
     x = np.random.default_rng(1).normal(size=(1, 8, 10, 10)).astype(np.float32)
 
-    found = run_untuned(onnx_import.load(path), cpu, [x])
+    [found] = computed(onnx_import.load(path), cpu, x)
 
     [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -108,7 +98,7 @@ def test_einsums_are_read_as_the_attention_that_they_are(tmp_path, cpu):
     model = onnx_import.load(path)
 
     [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    np.testing.assert_allclose(run_untuned(model, cpu, [x]), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(computed(model, cpu, x)[0], expected, rtol=1e-5, atol=1e-6)
     fused = attention.fuse(model, None, 16)
     assert any(name.name_hint.startswith(attention.FUNCTION) for name in fused.module.get_global_vars())
 
@@ -178,7 +168,7 @@ def test_open_dimensions_get_values_by_input_or_by_name(tmp_path, cpu, shapes):
     path = dynamic(tmp_path)
     x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 
-    found = run_untuned(onnx_import.load(path, shapes), cpu, [x])
+    [found] = computed(onnx_import.load(path, shapes), cpu, x)
 
     [expected] = onnxruntime.InferenceSession(path).run(None, {"x": x})
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -234,7 +224,7 @@ def test_external_weights_are_read(tmp_path, cpu):
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     x = np.ones((1, 4), np.float32)
 
-    np.testing.assert_allclose(run_untuned(onnx_import.load(path), cpu, [x]), x @ weight, rtol=1e-5)
+    np.testing.assert_allclose(computed(onnx_import.load(path), cpu, x)[0], x @ weight, rtol=1e-5)
 
 
 # Subgraphs that can be tuned; in DenseNet each of 62 norms has a shape of its own.
@@ -292,7 +282,7 @@ def test_a_light_model_computes_what_onnx_runtime_computes(tmp_path, cpu, name):
     session = onnxruntime.InferenceSession(path)
     x = np.random.default_rng(1).normal(size=(1, 3, 224, 224)).astype(np.float32)
 
-    found = run_untuned(onnx_import.load(path), cpu, [x])
+    [found] = computed(onnx_import.load(path), cpu, x)
 
     [expected] = session.run(None, {session.get_inputs()[0].name: x})
     assert expected.std() > 0.1

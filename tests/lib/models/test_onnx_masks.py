@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from lib.contracts.errors import ModelError
 from lib.models import onnx_import
-from tests.lib.models.torch_helpers import run_untuned
+from tests.helpers import computed
 
 SHAPE = (2, 3, 4)
 
@@ -68,7 +68,7 @@ def test_values_are_put_where_the_mask_says(tmp_path, cpu, updates, mask_type):
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         [expected] = session.run(None, dict(zip("xs", arrays, strict=False)))
 
-        [found] = run_untuned(onnx_import.load(path), cpu, *arrays)
+        [found] = computed(onnx_import.load(path), cpu, *arrays)
 
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
@@ -90,7 +90,7 @@ def test_a_mask_of_fewer_axes_is_one_of_the_first(tmp_path, cpu, rank):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     [expected] = session.run(None, {"x": x})
 
-    [found] = run_untuned(onnx_import.load(path), cpu, x)
+    [found] = computed(onnx_import.load(path), cpu, x)
 
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert np.any(found != 7.5 * x)

@@ -4,12 +4,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from tvm import relax
 
-from lib.graph import fusion
 from lib.models import onnx_float32, onnx_import, onnx_order
+from tests import helpers
 
 WEIGHTS = {"w": np.linspace(-1, 1, 64).reshape(8, 8), "b": np.linspace(0, 1, 8)}
 
@@ -51,9 +49,8 @@ def with_a_body(path):
 
 
 def outcome(path, x, cpu):
-    model = onnx_import.load(path)
-    machine = relax.VirtualMachine(relax.build(fusion.fuse(model.module, cpu.tvm()), target=cpu.tvm()), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, (x, *model.weights.values()))).numpy()
+    [found] = helpers.computed(onnx_import.load(path), cpu, x)
+    return found
 
 
 @pytest.mark.parametrize("make", [in_halves, with_a_body])

@@ -18,6 +18,7 @@ from lib.search.spaces import contraction
 from lib.search.spaces.roles import contraction_roles
 from lib.tir import analysis
 from lib.tir.workload import load_module
+from tests import helpers
 
 IMAGE = (1, 6, 9, 9)
 RNG = np.random.default_rng(0)
@@ -74,11 +75,8 @@ def found_in(path, x, cpu, made_for=OF_BYTES):
     """
     model = choose_algorithms(onnx_import.load(path), made_for, AlgorithmConfig())
     module = fusion.fuse(model.module, cpu.tvm())
-    with cpu.tvm():
-        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    result = machine["main"](*[tvm.runtime.tensor(array) for array in (x, *model.weights.values())])
-    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return [each.numpy() for each in results], {s.core_operator for s in extract_subgraphs(module)}
+    found = helpers.results(module, cpu, x, *model.weights.values())
+    return found, {s.core_operator for s in extract_subgraphs(module)}
 
 
 def image(shape=IMAGE):

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from lib.models import onnx_import
-from tests.lib.models.test_onnx_import import run_untuned
+from tests.helpers import computed
 
 X = np.random.default_rng(0).normal(size=(2, 4, 6, 5)).astype(np.float32)
 
@@ -48,8 +48,8 @@ def test_operators_of_earlier_versions_agree_with_onnx_runtime(tmp_path, cpu, ve
     path = tmp_path / "m.onnx"
     onnx.save(onnx.shape_inference.infer_shapes(proto), path)
 
-    found = run_untuned(onnx_import.load(path), cpu, [X])
+    found = computed(onnx_import.load(path), cpu, X)
 
     expected = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": X})
-    for ours, theirs in zip(found if len(outputs) > 1 else [found], expected, strict=True):
+    for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)

@@ -8,7 +8,8 @@ from lib.graph import fusion, inputs
 from lib.graph.inputs import Values
 from lib.graph.subgraphs import extract_subgraphs
 from lib.models import torch_archive, torch_import
-from tests.lib.models.torch_helpers import assert_like_torch, run_untuned, save
+from tests.helpers import computed
+from tests.lib.models.torch_helpers import assert_like_torch, save
 
 
 def test_a_linear_layer_on_a_batch_of_sequences_is_one_operator(tmp_path, cpu, torch, models):
@@ -234,7 +235,7 @@ def test_a_mixture_of_experts_computes_what_each_expert_computes(tmp_path, cpu, 
     x = torch.randn(9, 12)
     path = save(torch, tmp_path / "m.pt2", routed, x)
 
-    [found] = run_untuned(torch_import.load(path), cpu, x)
+    [found] = computed(torch_import.load(path), cpu, x)
 
     with torch.no_grad():
         shares = routed.router(x).softmax(-1)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lib.models import torch_import
-from tests.lib.models.torch_helpers import assert_function_like_torch, assert_like_torch, names, run_untuned, save
+from tests.helpers import computed
+from tests.lib.models.torch_helpers import assert_function_like_torch, assert_like_torch, names, save
 
 IMAGE, ROWS, VOLUME = (2, 6, 9, 8), (3, 4, 5), (1, 2, 6, 5, 4)
 
@@ -100,7 +101,7 @@ def test_rows_of_bags_are_taken_together(tmp_path, cpu, torch, models, offsets, 
 
     path = save(torch, tmp_path / "m.pt2", model, *given)
 
-    [found] = run_untuned(torch_import.load(path), cpu, *given)
+    [found] = computed(torch_import.load(path), cpu, *given)
     with torch.no_grad():
         np.testing.assert_allclose(found, bags(*given).numpy(), rtol=1e-5, atol=1e-6)
 
@@ -112,6 +113,6 @@ def test_weighted_rows_of_bags_are_added(tmp_path, cpu, torch, models):
 
     path = save(torch, tmp_path / "m.pt2", model.eval(), *given)
 
-    [found] = run_untuned(torch_import.load(path), cpu, *given)
+    [found] = computed(torch_import.load(path), cpu, *given)
     with torch.no_grad():
         np.testing.assert_allclose(found, bags(given[0], per_sample_weights=given[1]).numpy(), rtol=1e-5, atol=1e-6)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lib.models import torch_archive, torch_import, torch_outputs
-from tests.lib.models.torch_helpers import run_untuned, save
+from tests.helpers import computed
+from tests.lib.models.torch_helpers import save
 
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -49,7 +50,7 @@ def test_nothing_but_results_is_rounded(tmp_path, cpu, torch, models, make, kind
         [exact] = copy.deepcopy(model).float()(*[each.float() if each.is_floating_point() else each for each in given])
     arrays = [torch_outputs._array(torch, each) for each in given]
 
-    [found] = run_untuned(torch_import.load(path), cpu, *arrays)
+    [found] = computed(torch_import.load(path), cpu, *arrays)
     [compared] = torch_outputs.computed(torch_archive.read(torch, path), arrays)
 
     assert found.dtype == compared.dtype == np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
@@ -70,4 +71,4 @@ def test_few_rows_read_weights_as_they_are(tmp_path, cpu, torch, models, kind, r
     assert kinds == {kind if stays_narrow else "float32"}
     with torch.no_grad():
         exact = layer.float()(x).numpy()
-    np.testing.assert_allclose(run_untuned(found, cpu, x)[0], exact, rtol=0, atol=2e-6 * np.abs(exact).max())
+    np.testing.assert_allclose(computed(found, cpu, x)[0], exact, rtol=0, atol=2e-6 * np.abs(exact).max())

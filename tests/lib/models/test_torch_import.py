@@ -12,7 +12,8 @@ from lib.contracts.errors import ModelError
 from lib.graph import fusion
 from lib.graph.subgraphs import extract_subgraphs
 from lib.models import torch_import
-from tests.lib.models.torch_helpers import assert_like_torch, run_untuned, save
+from tests.helpers import computed
+from tests.lib.models.torch_helpers import assert_like_torch, save
 
 
 def test_without_torch_the_message_says_how_to_install_it(tmp_path, monkeypatch):
@@ -33,7 +34,7 @@ def test_an_exported_block_computes_what_torch_computes(tmp_path, cpu, torch, mo
     image = torch.randn(1, 8, 10, 10)
     path = save(torch, tmp_path / "block.pt2", models["block"], image)
 
-    found = run_untuned(torch_import.load(path), cpu, image)
+    found = computed(torch_import.load(path), cpu, image)
 
     with torch.no_grad():
         expected = models["block"](image)
@@ -169,7 +170,7 @@ def test_flags_and_missing_results_leave_the_interface(tmp_path, cpu, torch, mod
     model = torch_import.load(path)
 
     assert [str(param.name) for param in fusion.inputs(model.module)] == ["x"]
-    [found] = run_untuned(model, cpu, x)
+    [found] = computed(model, cpu, x)
     np.testing.assert_allclose(found, x.numpy() * 2 + 1, rtol=1e-6)
 
 

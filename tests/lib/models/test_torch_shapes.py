@@ -7,7 +7,8 @@ import pytest
 
 from lib.contracts.errors import ModelError
 from lib.models import torch_import
-from tests.lib.models.torch_helpers import run_untuned, save
+from tests.helpers import computed
+from tests.lib.models.torch_helpers import save
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def symbols(torch, path):
 
 
 def assert_like_torch(torch, cpu, model, path, shapes, *inputs):
-    found = run_untuned(torch_import.load(path, shapes), cpu, *inputs)
+    found = computed(torch_import.load(path, shapes), cpu, *inputs)
     with torch.no_grad():
         [expected] = model(*inputs)
     np.testing.assert_allclose(found[0], expected.numpy(), rtol=1e-4, atol=1e-5)

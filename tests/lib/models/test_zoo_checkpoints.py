@@ -5,14 +5,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-import tvm
 from safetensors.numpy import load_file, save_file
-from tvm import relax
 
 from lib.contracts.errors import ModelError
-from lib.graph import fusion
 from lib.graph.fusion import Model
-from lib.measure.libraries import flatten
 from lib.models.zoo import catalogue, checkpoints, recipes
 from lib.models.zoo.convolutional import (
     BasicBlock,
@@ -26,6 +22,7 @@ from lib.models.zoo.convolutional import (
 )
 from lib.models.zoo.transformers import Bert, Gpt2, Size, Vit, Vocabulary
 from lib.tir.numerics import relative_error
+from tests import helpers
 
 DATA = Path(__file__).parents[2] / "data" / "zoo"
 DEPTHS, WIDTH = (1, 2, 1, 1), 4
@@ -64,10 +61,7 @@ def read(name, path):
 def run(network, weights, given, cpu):
     """A network's outputs, as TVM runs it without any schedule."""
     model = catalogue.export(network, given.shape, str(given.dtype))
-    module = fusion.fuse(Model(model.module, weights).module, cpu.tvm())
-    with cpu.tvm():
-        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    return flatten(machine["main"](*[tvm.runtime.tensor(a) for a in (given, *weights.values())]))
+    return helpers.computed(Model(model.module, weights), cpu, given)
 
 
 def assert_computes(found, tensors):

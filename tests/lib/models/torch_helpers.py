@@ -4,11 +4,9 @@ import zipfile
 from unittest.mock import MagicMock
 
 import numpy as np
-import tvm
-from tvm import relax
 
-from lib.graph import fusion
 from lib.models import torch_import
+from tests.helpers import computed
 
 
 def save(torch, path, model, *inputs, **options):
@@ -28,19 +26,9 @@ def rewrite(path, change):
     return path
 
 
-def run_untuned(model, cpu, *inputs):
-    """The outputs of the imported model as TVM compiles it, without any schedule."""
-    module = fusion.fuse(model.module, cpu.tvm())
-    with cpu.tvm():
-        machine = relax.VirtualMachine(relax.build(module, target=cpu.tvm()), tvm.cpu())
-    arguments = [*map(np.asarray, inputs), *model.weights.values()]
-    outputs = machine["main"](*[tvm.runtime.tensor(argument) for argument in arguments])
-    return [outputs.numpy()] if hasattr(outputs, "numpy") else [output.numpy() for output in outputs]
-
-
 def assert_like_torch(torch, cpu, path, model, *inputs):
     save(torch, path, model, *inputs)
-    found = run_untuned(torch_import.load(path), cpu, *inputs)
+    found = computed(torch_import.load(path), cpu, *inputs)
     with torch.no_grad():
         [expected] = [model(*inputs)]
     np.testing.assert_allclose(found[0], expected.numpy(), rtol=1e-4, atol=1e-5)

@@ -71,6 +71,6 @@ def test_no_program_whose_tasks_finish_results_leaves_them_out(cpu, build, shape
     before = np.full_like(given.pop(), UNWRITTEN)
     expected = run_on(workload, cpu.tvm(), given, before.copy())
 
-    for proposal in evolution.sample(workload, cpu.tvm(), 6, known=set(), seed=0):
+    for proposal in evolution.sample(workload, cpu.tvm(), 6, known=set(), seed=2):
         found = run_on(traces.apply(workload, proposal.trace).mod, cpu.tvm(), given, before.copy())
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
