@@ -222,10 +222,9 @@ class Options:
         if linker := self.section("tuner").get("linker", ""):
             os.environ[linking.VARIABLE] = linker  # for all processes that compile
         found = targets.target(self.target, self.threads)
-        if isinstance(found, targets.CpuTarget) and not found.runs_here:
-            if not self.threads:
-                self.say(f"--target {self.target}: kernels for {found.threads} threads; --threads says otherwise")
-            linking.linker(found.tvm())  # now, and not after the tuning
+        if isinstance(found, targets.CpuTarget) and not found.runs_here and not self.threads:
+            self.say(f"--target {self.target}: kernels for {found.threads} threads; --threads says otherwise")
+        linking.linker(found.tvm())  # now, and not after the tuning
         return found
 
     @cached_property

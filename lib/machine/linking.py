@@ -37,6 +37,7 @@ def linker(target: Target) -> list[str]:
     here = str(codegen.llvm_get_system_triple())
     triple = str(target.attrs.get("mtriple", here))
     if target.kind.name != "llvm" or platform_of(triple) == platform_of(here):
+        _require_own()
         return []
     if given := shlex.split(os.environ.get(VARIABLE, "")):
         if shutil.which(given[0]) is None:
@@ -47,6 +48,17 @@ def linker(target: Target) -> list[str]:
     if found is None:
         raise TargetError(_missing(triple, names))
     return [found]
+
+
+def _require_own() -> None:
+    """Raises: TargetError: This machine has no compiler that TVM would link with (`tvm.support.cc.get_cc`)."""
+    name = cc.get_cc()
+    if name is None or shutil.which(name) is None:
+        found = "there is none on PATH" if name is None else f"there is no program {name!r}, which CXX or CC names"
+        raise TargetError(
+            f"A C++ compiler links libraries, and {found}. Install one (Debian and Ubuntu: apt-get install g++; macOS: "
+            "xcode-select --install), or name it in CXX, without options."
+        )
 
 
 def _prefixes(triple: str) -> list[str]:

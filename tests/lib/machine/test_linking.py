@@ -1,6 +1,7 @@
 import shutil
 
 import pytest
+from tvm.support import cc
 from tvm.target import Target
 
 from lib.contracts.errors import TargetError
@@ -20,8 +21,22 @@ def there(monkeypatch):
 
 
 def test_libraries_of_this_machine_are_linked_as_ever(cpu, there):
+    there.add(cc.get_cc())
+
     assert linking.for_export(cpu.tvm()) == {}
     assert linking.for_export(Target("nvidia/nvidia-h100")) == {}
+
+
+def test_without_a_compiler_or_with_one_that_is_not_there_it_is_told_what_to_install(cpu, there, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(TargetError, match=r"no program 'no-such-compiler', which CXX or CC names\. Install"):
+        linking.linker(cpu.tvm())
+
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(TargetError, match=r"there is none on PATH\. Install one .*apt-get install"):
+        linking.linker(cpu.tvm())
 
 
 def test_debians_compiler_is_found(there):
