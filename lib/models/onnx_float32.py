@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from lib.models import onnx_folding
+from lib.models import onnx_folding, onnx_functions
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDE = TensorProto.FLOAT
@@ -55,9 +55,11 @@ def compared_with(path: Path, folder: Path) -> Path:
         proto = onnx.load(path, load_external_data=False)
     except DecodeError:
         return path
+    onnx_functions.put_in_place(proto)
     if not any([widen(proto), make_exact(proto)]):
         return path
     proto = onnx.load(path)
+    onnx_functions.put_in_place(proto)
     widen(proto)
     make_exact(proto)
     made = folder / "float32.onnx"

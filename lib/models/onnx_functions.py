@@ -1,4 +1,5 @@
-"""Operators of an ONNX file that TVM does not import as ONNX defines them, replaced by ONNX's own definition of each.
+"""What an ONNX file calls, replaced by its definition: functions of the file's own, and operators that TVM does not
+import as ONNX defines them.
 
 ONNX defines many operators as functions of simpler ones (`onnx.defs`: "function body"). Where TVM's importer lacks such
 an operator, or has another one of the same name, the simpler ones take its place. What they compute of shapes is folded
@@ -18,6 +19,49 @@ _MEANT_OF_THE_FIRST_OUTPUT = {"LayerNormalization"}
 _DOMAIN = "tuner.functions"  # of the functions while they are put in place
 
 Types = dict[str, tuple[int, tuple[int, ...]]]  # element type and static shape of tensors
+
+
+def put_in_place(proto: onnx.ModelProto) -> bool:
+    """Replace calls of functions that a file brings along (modules, as exporters of JAX write them), in place.
+
+    Returns:
+        Whether it had any.
+
+    Raises:
+        onnx.checker.ValidationError: They call one another for ever.
+    """
+    if not proto.functions:
+        return False
+    light = onnx_folding.without_large_weights(proto)  # the inliner copies the model, and takes none above 2 GB
+    light.functions.extend(proto.functions)
+    _have_versions_agree(light)
+    if any(_is_of_another_version(function, light) for function in light.functions):
+        light = onnx.shape_inference.infer_shapes(light)  # which conversions ask for
+    expanded = inliner.inline_local_functions(light, convert_version=True)
+    for kept, found in ((proto.graph.node, expanded.graph.node), (proto.opset_import, expanded.opset_import)):
+        del kept[:]
+        kept.extend(found)
+    del proto.functions[:]
+    return True
+
+
+def _have_versions_agree(proto: onnx.ModelProto) -> None:
+    """The inliner leaves functions which say that they are of another version, of their own domain even, than the model
+    says; ONNX Runtime asks for none of it."""
+    versions = {opset.domain: opset.version for opset in proto.opset_import}
+    own = {function.domain for function in proto.functions}
+    for function in proto.functions:
+        for opset in function.opset_import:
+            if opset.domain not in versions:
+                versions[opset.domain] = opset.version
+                proto.opset_import.append(helper.make_opsetid(opset.domain, opset.version))
+            elif opset.domain in own:
+                opset.version = versions[opset.domain]
+
+
+def _is_of_another_version(function: onnx.FunctionProto, proto: onnx.ModelProto) -> bool:
+    versions = {opset.domain: opset.version for opset in proto.opset_import}
+    return any(versions[opset.domain] != opset.version for opset in function.opset_import)
 
 
 def expand(proto: onnx.ModelProto) -> bool:

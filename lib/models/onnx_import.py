@@ -173,6 +173,10 @@ def read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is incomplete: {str(error).splitlines()[0]}") from error
     if not proto.graph.node:
         raise ModelError(f"{path} is damaged or empty: it holds no operators.")
+    try:
+        onnx_functions.put_in_place(proto)
+    except (onnx.checker.ValidationError, RuntimeError) as error:
+        raise ModelError(f"{path} has functions that cannot be put in place: {str(error).splitlines()[0]}") from error
     onnx_order.sort(proto.graph)
     _check_header(proto, path)
     return proto
@@ -223,10 +227,25 @@ def _settle_shapes(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]
             raise ModelError(
                 f"{path}: input {value.name!r} has no shape. Give it one: --shape {value.name}=EXTENT,EXTENT,..."
             )
-        _settle(value, shapes, path)
+    left_open = {value.name: found for value in graph.input if (found := _settle(value, shapes, path))}
+    if left_open:
+        told = ", ".join(f"{name} ({', '.join(found)})" for name, found in left_open.items())
+        words = dict.fromkeys(word for name, found in left_open.items() for word in _to_type(name, found, shapes))
+        raise ModelError(
+            f"{path} leaves dimensions open: {told}. Say which to tune for: --shape '{' '.join(words)}' with numbers."
+        )
 
 
-def _settle(value: onnx.ValueInfoProto, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
+def _to_type(name: str, dims: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What of `--shape` would settle an input: its dimensions by their names, or all of them where one has none."""
+    if "?" in dims:
+        return [f"{name}={','.join(str(_extent(dim, shapes) or 'N') for dim in dims)}"]
+    unknown = [dim for dim in dims if not _extent(dim, shapes)]
+    return [f"{each}=N" for dim in unknown for each in sorted(_formula_of(dim) or {dim}) if each not in shapes]
+
+
+def _settle(value: onnx.ValueInfoProto, shapes: Mapping[str, tuple[int, ...]], path: Path) -> list[str]:
+    """Give an input a static shape; returns its dimensions if they are not known."""
     tensor = value.type.tensor_type
     found = [dim.dim_param or "?" if not dim.HasField("dim_value") else str(dim.dim_value) for dim in tensor.shape.dim]
     given = shapes.get(value.name)
@@ -243,12 +262,10 @@ def _settle(value: onnx.ValueInfoProto, shapes: Mapping[str, tuple[int, ...]], p
             f"{path}: input {value.name!r} has the shape ({', '.join(found)}): no elements, nothing to tune."
         )
     if not all(given):
-        raise ModelError(
-            f"{path}: input {value.name!r} has the dynamic shape ({', '.join(found)}). Say which to tune for: "
-            f"--shape {value.name}={','.join(str(n or dim) for n, dim in zip(given, found, strict=True))} with numbers."
-        )
+        return found
     del tensor.shape.dim[:]
     tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in given)
+    return []
 
 
 def _formula_of(dim: str) -> set[str]:

@@ -211,7 +211,6 @@ def _model(
 ) -> onnx.ModelProto:
     """Some operators of a model, with the weights that they read."""
     made = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)
-    made.functions.extend(proto.functions)
     made.graph.name = proto.graph.name or "graph"
     made.graph.node.extend(nodes)
     made.graph.input.extend(inputs)

@@ -159,8 +159,29 @@ def dynamic(tmp_path):
 
 
 def test_a_dynamic_shape_is_named_with_what_to_type(tmp_path):
-    with pytest.raises(ModelError, match=r"'x' has the dynamic shape \(batch, 4\).* --shape x=batch,4 with numbers"):
+    with pytest.raises(ModelError, match=r"leaves dimensions open: x \(batch, 4\).* --shape 'batch=N' with numbers"):
         onnx_import.load(dynamic(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "told"),
+    [
+        (
+            {},
+            r": ids \(batch, length\), mask \(batch, past \+ length\), x \(\?, 4\)\. .*'batch=N length=N past=N x=N,4'",
+        ),
+        ({"batch": (2,), "length": (8,)}, r"open: mask \(batch, past \+ length\), x \(\?, 4\)\. .*'past=N x=N,4' with"),
+        ({"ids": (2, 8), "past": (1,)}, r"open: mask \(batch, past \+ length\), x .*'batch=N length=N x=N,4' with"),
+    ],
+)
+def test_all_that_is_open_is_named_at_once(tmp_path, shapes, told):
+    inputs = {"ids": ["batch", "length"], "mask": ["batch", "past + length"], "x": [None, 4]}
+    nodes = [helper.make_node("ReduceMax", [name], [f"most_{name}"]) for name in inputs]
+    nodes += [helper.make_node("Sum", [f"most_{name}" for name in inputs], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {name: (TensorProto.FLOAT, dims) for name, dims in inputs.items()}, {})
+
+    with pytest.raises(ModelError, match=told):
+        onnx_import.load(path, shapes)
 
 
 @pytest.mark.parametrize("shapes", [{"x": (3, 4)}, {"batch": (3,)}])
@@ -195,7 +216,7 @@ def test_one_that_does_not_follow_is_asked_for(tmp_path, dim):
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "cache"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, inputs, {"w": (4, 8)})
 
-    with pytest.raises(ModelError, match=r"input 'x' has the dynamic shape"):
+    with pytest.raises(ModelError, match=r"leaves dimensions open: x"):
         onnx_import.load(path, {"past": (5,), "new": (8,)})
 
 
