@@ -87,6 +87,22 @@ def _of_booleans(node: onnx.NodeProto, graph: Graph) -> Nodes:
     return graph.ending(node, [cast, inner, graph.node("Cast", inner.output[0], to=TensorProto.BOOL)])
 
 
+def _equal(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Truth values, which TVM 0.27 compiles no comparison of."""
+    if graph.elem_type(node.input[0]) != TensorProto.BOOL:
+        return None
+    differs = graph.node("Xor", *node.input)
+    return graph.ending(node, [differs, graph.node("Not", differs.output[0])])
+
+
+def _axes(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """A single axis that is no list of one, which JAX's exporter writes and ONNX Runtime takes."""
+    axes = graph.value(node.input[1]) if len(node.input) > 1 else None
+    if axes is None or axes.ndim:
+        return None
+    return graph.ending(node, [graph.like(node, node.input[0], graph.constant(axes.reshape(1)))])
+
+
 def _mod(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """With the sign of the divisor, of floats: TVM's is `x - floor(x / y) * y`, which makes NaN of infinities."""
     if np.dtype(graph.dtype(node.input[0])).kind != "f" or attributes(node, fmod=0)["fmod"]:
@@ -354,6 +370,9 @@ RULES: dict[str, Rule] = {
     "Pow": _pow,
     "ReduceMax": _of_booleans,
     "ReduceMin": _of_booleans,
+    "Equal": _equal,
+    "Squeeze": _axes,
+    "Unsqueeze": _axes,
     "BitShift": _bit_shift,
     "Mod": _mod,
     "Dropout": _dropout,

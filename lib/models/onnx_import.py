@@ -35,6 +35,7 @@ from lib.models import (
     onnx_layers,
     onnx_masks,
     onnx_order,
+    onnx_parts,
     onnx_quantized,
 )
 from lib.models.onnx_converter import Converter
@@ -89,6 +90,7 @@ def _import(
         if simplified(proto):
             onnx_folding.fold(proto)
     _refuse_shapes_that_depend_on_values(proto.graph, path)
+    _refuse_extents_that_depend_on_values(proto.graph, path)
     _refuse_choices(proto.graph, path)
     _refuse_training(proto.graph, path)
     _refuse_what_tvm_means_otherwise(proto.graph, path)
@@ -114,12 +116,13 @@ def settled(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProt
 
 
 def decide(proto: onnx.ModelProto) -> None:
-    """Compute, in place, what depends on shapes and constants alone, take the branches that these choose, and put by
-    masks what is put at the places of their ones."""
+    """Compute, in place, what depends on shapes and constants alone, take the branches that these choose, put by masks
+    what is put at the places of their ones, and take parts that begin at a computed place."""
     onnx_folding.fold(proto)
     while onnx_branches.expand(proto):
         onnx_folding.fold(proto)
     onnx_masks.settle(proto)
+    onnx_parts.settle(proto)
 
 
 def _refuse_what_tvm_means_otherwise(graph: onnx.GraphProto, path: Path) -> None:
@@ -135,6 +138,17 @@ def _refuse_shapes_that_depend_on_values(graph: onnx.GraphProto, path: Path) -> 
             "after it can be compiled for fixed shapes, and nothing that multiplies comes before. If an input decides "
             "them, fix it (--fix NAME=VALUE). A range of shapes has no such operators: give one shape."
         )
+
+
+def _refuse_extents_that_depend_on_values(graph: onnx.GraphProto, path: Path) -> None:
+    constants = {tensor.name for tensor in graph.initializer} | {""}
+    bounds = {"Range": 0, "Slice": 1}  # where they begin among the inputs
+    for node in graph.node:
+        if node.op_type in bounds and not constants.issuperset(node.input[bounds[node.op_type] :]):
+            raise ModelError(
+                f"{path} uses {node.op_type} ({node.name or node.output[0]!r}), whose extent depends on the values of "
+                "inputs. Fix the one that decides it: --fix NAME=VALUE."
+            )
 
 
 def _refuse_choices(graph: onnx.GraphProto, path: Path) -> None:

@@ -2,12 +2,14 @@
 
 torch's exporter writes `x[mask] = value` and `x.masked_scatter(mask, source)` as a `ScatterND` to what `NonZero` finds:
 where a text has an image, say. The first is a `Where`; of the second, the place of an element of the source is how many
-ones come before it.
+ones come before it. JAX's exporter leaves out updates of `x.at[places].add(updates)` beyond `x` so: these go to a row
+after the last instead.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -26,7 +28,8 @@ def settle(proto: onnx.ModelProto) -> None:
     made_by = {name: node for node in proto.graph.node for name in node.output}
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
-        nodes += (_put(node, graph, made_by) if node.op_type == "ScatterND" else None) or [node]
+        is_put = node.op_type == "ScatterND"
+        nodes += (is_put and (_put(node, graph, made_by) or _put_rows(node, graph, made_by))) or [node]
     graph.put(proto, nodes)
     onnx_folding.drop_unread(proto.graph)
 
@@ -51,6 +54,40 @@ def _put(node: onnx.NodeProto, graph: Graph, made_by: Mapping[str, onnx.NodeProt
         return None
     made.op("Where", mask, value, x)
     return graph.ending(node, made.nodes)
+
+
+def _put_rows(node: onnx.NodeProto, graph: Graph, made_by: Mapping[str, onnx.NodeProto]) -> Nodes:
+    """Rows of places and of updates that a mask chooses: all are put, the others after the last row, and cut off."""
+    x, *chosen = node.input
+    found = [_chosen_rows(name, graph, made_by) for name in chosen]
+    if None in found or graph.version < _OLDEST:
+        return None
+    (places, mask), (updates, other) = found  # type: ignore[misc]
+    shape, of_places = graph.shape(x), graph.shape(places)
+    if mask != other or not shape or of_places is None or len(of_places) != 2:
+        return None
+    made = Made(graph)
+    beyond = graph.constant(np.array([[shape[0]] + [0] * (of_places[1] - 1)], np.int64))
+    there = made.op("Where", made.unsqueezed(mask, 1), places, beyond)
+    longer = made.op("Concat", x, made.part(x, 0, 0, 1), axis=0)
+    put = made.op("ScatterND", longer, there, updates, **attributes(node))
+    made.part(put, 0, 0, shape[0])
+    return graph.ending(node, made.nodes)
+
+
+def _chosen_rows(name: str, graph: Graph, made_by: Mapping[str, onnx.NodeProto]) -> tuple[str, str] | None:
+    """A tensor, and a mask of one axis that says which of its rows these are."""
+    taken = made_by.get(name)
+    if taken is None or taken.op_type != "Gather" or attributes(taken, axis=0)["axis"] != 0:
+        return None
+    maker = made_by.get(taken.input[1])
+    while maker is not None and maker.op_type in (*_SAME_ELEMENTS, "Transpose"):
+        maker = made_by.get(maker.input[0])
+    if maker is None or maker.op_type != "NonZero":
+        return None
+    mask = str(maker.input[0])
+    is_one = len(graph.shape(mask) or ()) == 1 and graph.elem_type(mask) == TensorProto.BOOL
+    return (str(taken.input[0]), mask) if is_one else None
 
 
 def _in_order(made: Made, mask: str, shape: Sequence[int], source: str) -> str | None:

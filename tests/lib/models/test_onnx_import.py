@@ -415,3 +415,45 @@ def test_token_ids_keep_their_bound_through_a_gather(tmp_path, cpu):
     module = fusion.fuse(onnx_import.load(path).module, cpu.tvm())
 
     assert list(inputs.values(module).values()) == [Values("ids", 50)]
+
+
+def test_truth_values_are_compared(tmp_path, cpu):
+    nodes = [
+        helper.make_node("Greater", ["x", "v"], ["more"]), helper.make_node("Less", ["x", "zero"], ["less"]),
+        helper.make_node("Equal", ["more", "less"], ["both"]), helper.make_node("Where", ["both", "x", "zero"], ["y"]),
+    ]  # fmt: skip
+    inputs = {"x": (TensorProto.FLOAT, [3, 5]), "v": (TensorProto.FLOAT, [5])}
+    path = save(tmp_path / "m.onnx", nodes, inputs, {"zero": (1,)})
+    x, v = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((3, 5), (5,)))
+    [expected] = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x, "v": v})
+
+    [found] = computed(onnx_import.load(path), cpu, x, v)
+
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_an_axis_that_is_no_list_is_one(tmp_path, cpu):
+    """As JAX's exporter writes it; ONNX Runtime takes it, too."""
+    nodes = [
+        helper.make_node("Constant", [], ["axis"], value=numpy_helper.from_array(np.array(1))),
+        helper.make_node("Unsqueeze", ["x", "axis"], ["h"]), helper.make_node("Exp", ["h"], ["e"]),
+        helper.make_node("Squeeze", ["e", "axis"], ["y"]),
+    ]  # fmt: skip
+    path = save(tmp_path / "m.onnx", nodes, {"x": (TensorProto.FLOAT, [3, 5])}, {})
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+
+    [found] = computed(onnx_import.load(path), cpu, x)
+
+    np.testing.assert_allclose(found, np.exp(x), rtol=1e-6)
+
+
+def test_a_range_that_depends_on_values_is_refused_by_name(tmp_path):
+    nodes = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(value, np.float32)))
+        for name, value in (("zero", 0), ("step", 1))
+    ]
+    nodes += [helper.make_node("Range", ["zero", "x", "step"], ["h"]), helper.make_node("Exp", ["h"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"x": (TensorProto.FLOAT, [])}, {})
+
+    with pytest.raises(ModelError, match=r"uses Range \('h'\), whose extent depends on the values"):
+        onnx_import.load(path)

@@ -104,3 +104,43 @@ def test_a_mask_of_fewer_axes_is_one_of_the_first(tmp_path, cpu, rank):
 def test_others_are_refused(tmp_path, updates, reduction):
     with pytest.raises(ModelError, match="uses NonZero"):
         onnx_import.load(file(tmp_path / "m.onnx", updates, reduction=reduction))
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+def test_rows_that_a_mask_chooses_are_put_and_the_others_are_not(tmp_path, cpu, reduction):
+    """As JAX's exporter leaves out updates beyond the tensor; two of them are for the same row."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    nodes = [
+        helper.make_node("Squeeze", ["places", "one"], ["rows"]),
+        helper.make_node("GreaterOrEqual", ["rows", "none"], ["not_before"]),
+        helper.make_node("Less", ["rows", "two"], ["not_after"]),
+        helper.make_node("And", ["not_before", "not_after"], ["within"]),
+        helper.make_node("NonZero", ["within"], ["found"]),
+        helper.make_node("Transpose", ["found"], ["turned"], perm=[1, 0]),
+        helper.make_node("Squeeze", ["turned", "one"], ["kept"]),
+        helper.make_node("Gather", ["places", "kept"], ["those"], axis=0),
+        helper.make_node("Gather", ["s", "kept"], ["updates"], axis=0),
+        helper.make_node("ScatterND", ["x", "those", "updates"], ["y"], reduction=reduction),
+    ]
+    constants = {"one": np.array([1]), "none": np.array(0), "two": np.array(SHAPE[0])}
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE), helper.make_tensor_value_info("places",
+         TensorProto.INT64, (4, 1)), helper.make_tensor_value_info("s", TensorProto.FLOAT, (4, *SHAPE[1:]))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, SHAPE)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )  # fmt: skip
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    rng = np.random.default_rng(0)
+    x, updates = (rng.normal(size=shape).astype(np.float32) for shape in (SHAPE, (4, *SHAPE[1:])))
+    updates[3] = updates[1]  # which of two is put is open
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    model = onnx_import.load(path)
+    for rows in ([2, 1, -1, 1], [0, 1, 5, 1], [2, 3, 4, -1]):
+        places = np.array(rows)[:, None]
+        [expected] = session.run(None, {"x": x, "places": places, "s": updates})
+
+        [found] = computed(model, cpu, x, places, updates)
+
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
