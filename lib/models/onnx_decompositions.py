@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from lib.models import onnx_quantized, onnx_recurrence, onnx_resize
+from lib.models import onnx_deformed, onnx_quantized, onnx_recurrence, onnx_resize, onnx_signals
 from lib.models.onnx_graph import Graph, Nodes, attributes
 
 
@@ -384,6 +384,10 @@ RULES: dict[str, Rule] = {
     "Tile": _tile,
     "SpaceToDepth": _space_to_depth,
     "DFT": _dft,
+    "STFT": onnx_signals.stft,
+    "ReverseSequence": onnx_signals.reverse_sequence,
+    "TensorScatter": onnx_signals.tensor_scatter,
+    "DeformConv": onnx_deformed.deform_conv,
     "Reshape": _reshape,
     "Resize": _resize,
     "Slice": _slice,
