@@ -201,8 +201,16 @@ def _masked_scatter(x: Any, mask: Any, source: Any) -> Any:
 
 
 def _scatter_reduce(x: Any, axis: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
-    """Without what was there, as if nothing had been, where indices say; means by how many there are."""
-    nothing = {"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf, "mean": 0.0}[reduce]
+    """Without what was there, as if nothing had been, where indices say; means by how many there are; truth values by
+    integers."""
+    import torch
+
+    if x.dtype == torch.bool:
+        x, source = x.to(torch.int32), source.to(torch.int32)
+        return x.scatter_reduce(axis, index, source, reduce, include_self=include_self).bool()
+    is_real = x.dtype.is_floating_point
+    least, most = (-math.inf, math.inf) if is_real else (torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max)
+    nothing = {"sum": 0, "prod": 1, "amax": least, "amin": most, "mean": 0}[reduce]
     if reduce == "mean":
         ones = source.new_ones(index.shape)
         start = x if include_self else x.scatter(axis, index, nothing)

@@ -57,11 +57,33 @@ def _of_truths(operation: str, *, is_truth: bool) -> Callable[..., Any]:
     return compute
 
 
+def _of_truths_at_places(operation: str) -> Callable[..., Any]:
+    """Of truth values that are joined with others at places, by integers, too: their sum is whether one is true."""
+
+    def compute(x: Any, *given: Any, **named: Any) -> Any:
+        import torch
+
+        is_put = operation == "index_put" and not (named.get("accumulate") or given[2:] == (True,))
+        if x.dtype != torch.bool or is_put:
+            return NotImplemented
+        truths = [each for each in given if isinstance(each, torch.Tensor) and each.dtype == torch.bool]
+        others = [each.to(torch.int32) if any(each is truth for truth in truths) else each for each in given]
+        return getattr(torch, operation)(x.to(torch.int32), *others, **named).bool()
+
+    return compute
+
+
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **{
         f"{name}.{of}": _of_truths(name, is_truth=False)
         for name in ("eq", "ne", "lt", "le", "gt", "ge")
         for of in ("Tensor", "Scalar")
     },
-    **{f"{name}.default": _of_truths(name, is_truth=True) for name in ("maximum", "minimum", "amax", "amin", "sort")},
+    **{
+        f"{name}.default": _of_truths(name, is_truth=True)
+        for name in ("maximum", "minimum", "amax", "amin", "max", "min", "sort")
+    },
+    "scatter_add.default": _of_truths_at_places("scatter_add"),
+    "index_put.default": _of_truths_at_places("index_put"),
+    "scatter.reduce": _of_truths_at_places("scatter"),
 }

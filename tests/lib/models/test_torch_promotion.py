@@ -21,6 +21,15 @@ def functions(torch):
         "truth values in order": lambda n, x, truth: (
             sum(truth.sort(dim=1, stable=True)) + truth.argsort(dim=0, stable=True)
         ),
+        "truth values at places": lambda n, x, truth: (
+            x * truth.scatter_add(1, n - 1, x > 0)
+            + truth.index_add(0, n[:, 0] % 2, x > 0)
+            + truth.scatter_reduce(1, n - 1, x > 0, "amin")
+            + truth.scatter_reduce(0, n % 3, x > 0, "sum", include_self=False)
+            + n.scatter_reduce(1, n - 1, n.flip(1), "amax", include_self=False)
+            + truth.index_put((n[:, 0] % 2,), x > 0, True)
+        ),
+        "any and all of them": lambda n, x, truth: x * truth.max() + truth.min() + (x > 0).max(),
         "powers of integers": lambda n, x, truth: 2**n + n**n + n**2,
     }
 
