@@ -341,16 +341,31 @@ class _Einsum(Converter):
         return builder.emit(relax.op.einsum(tuple(inputs), given["equation"].decode("utf-8")))
 
 
+class _CumProd(Converter):
+    """Of ONNX 26; TVM's importer has sums alone."""
+
+    @classmethod
+    def _convert(
+        cls, builder: relax.BlockBuilder, inputs: Sequence[Any], given: Mapping[str, Any], _params: object
+    ) -> relax.Expr:
+        made, axis = inputs[0], int(inputs[1].value.numpy().item())
+        is_reverse, is_exclusive = (bool(given.get(name, 0)) for name in ("reverse", "exclusive"))
+        if is_reverse:
+            made = builder.emit(relax.op.flip(made, axis))
+        made = builder.emit(relax.op.cumprod(made, axis, exclusive=is_exclusive))
+        return builder.emit(relax.op.flip(made, axis)) if is_reverse else made
+
+
 CONVERTERS = {
     **onnx_layers.CONVERTERS, **onnx_quantized.CONVERTERS, **onnx_few_bits.CONVERTERS, **onnx_experts.CONVERTERS,
-    "Einsum": _Einsum,
+    "CumProd": _CumProd, "Einsum": _Einsum,
 }  # fmt: skip
 
 
 @contextlib.contextmanager
 def _more_operators() -> Iterator[None]:
-    """With converters for the recurrent layers that were not taken apart, of which TVM has none, for bytes, and for
-    einsums."""
+    """With converters for the recurrent layers that were not taken apart, of which TVM has none, for bytes, for
+    einsums and for running products."""
     own = onnx_frontend._get_convert_map
     onnx_frontend._get_convert_map = lambda: {**own(), **CONVERTERS}
     try:

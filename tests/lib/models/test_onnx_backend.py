@@ -39,7 +39,8 @@ BY_RULE = [
     "col2im", "col2im_5d", "col2im_dilations", "col2im_pads", "col2im_strides",
     "l1normalization_axis_0", "l2normalization_axis_1", "dft", "dft_axis", "dft_inverse", "dft_rfft", "dft_opset19",
     "stft", "stft_with_window", "reversesequence_time", "reversesequence_batch", "tensorscatter",
-    "tensorscatter_circular", "tensorscatter_3d", "basic_deform_conv_with_padding",
+    "cumprod_1d", "cumprod_1d_exclusive", "cumprod_1d_reverse_exclusive", "cumprod_2d_negative_axis",
+    "cumprod_2d_int32", "tensorscatter_circular", "tensorscatter_3d", "basic_deform_conv_with_padding",
     "basic_deform_conv_without_padding", "deform_conv_with_mask_bias", "deform_conv_with_multiple_offset_groups",
 ]  # fmt: skip
 RECURRENT = [
