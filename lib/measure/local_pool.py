@@ -97,7 +97,8 @@ class LocalPool:
         limit_s = 2 * self._config.build_timeout_s  # it may have to stand still while another one times
         worker.define(workload, limit_s)
         for n, trace in enumerate(traces):
-            worker.ask(Build(str(n), trace), limit_s)  # one that fails fails to be timed, too
+            # As what is chosen will be compiled. One that fails fails to be timed, too.
+            worker.ask(Build(str(n), trace, as_shipped=True), limit_s)
 
     def _time_in_turn(self, worker: Worker, count: int, repeats: int) -> list[list[float]]:
         """Latencies of what a worker has built, A B C A B C ...; empty lists for what does not run."""

@@ -106,6 +106,7 @@ class Build(Request[Built]):
     failure: ClassVar[Status] = Status.BUILD_ERROR
     candidate_id: str
     trace: str
+    as_shipped: bool = False  # an untuned program, too: else it is compiled as `lowering.for_untuned` says
 
 
 @dataclass(frozen=True, slots=True)

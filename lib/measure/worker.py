@@ -73,8 +73,8 @@ class Kernels:
         scheduled = traces.program(workload, request.trace, self._target)
         # What MetaSchedule's default_build does: weights count as packed before.
         program = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(scheduled)
-        is_untuned = request.trace == traces.EMPTY_TRACE
-        target = lowering.for_untuned(self._target) if is_untuned else self._target
+        is_apart = request.trace == traces.EMPTY_TRACE and not request.as_shipped
+        target = lowering.for_untuned(self._target) if is_apart else self._target
         self._built[request.candidate_id] = self._compiled(program, target, value_bounds(workload["main"]))
         return Built(time.perf_counter() - start)
 

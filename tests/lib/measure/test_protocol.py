@@ -54,6 +54,7 @@ PARAMS = (Param((1, 768), "float32", 0), Param((), "int64", 1000))
 ANSWERS = [
     (Define('{"nodes": ["\\n"]}'), Done),
     (Build("candidate", "[[], []]"), Built),
+    (Build("candidate", "[[], []]", as_shipped=True), Built),
     (Time("candidate", 3, 0.02), Timed),
     (Time("candidate", 3, 0.02, slow_above_s=2.5e-3, number=7, cold_weights=True), Timed),
     (Drop(), Done),
@@ -126,7 +127,10 @@ def test_what_is_no_number_survives_in_plain_json():
         ('{"message": "Exec", "code": "1"}', "not one of Define, .*Exec"),
         ('{"message": "Ready"}', "not one of Define, "),
         ('{"message": ["Drop"]}', "not one of Define, "),
-        ('{"message": "Build", "candidate_id": "a"}', "Build has the fields candidate_id, trace, but got candidate_id"),
+        (
+            '{"message": "Build", "candidate_id": "a"}',
+            "Build has the fields candidate_id, trace, as_shipped, but got candidate_id",
+        ),
         ('{"message": "Drop", "all": true}', "Drop has the fields"),
         ('{"message": "Define", "workload": null}', "Define: None is no str"),
         ('{"message": "TimeLibrary", "name": "a", "seconds": true}', "True is no float"),

@@ -7,9 +7,10 @@ import tvm
 from tvm import te, tirx
 
 from lib.measure import timing, worker
+from lib.measure.process import Worker
 from lib.measure.protocol import Build, Check, Compile, Define, Drop, Param, Time
 from lib.measure.worker import Kernels
-from lib.tir import traces
+from lib.tir import lowering, traces
 from lib.tir.workload import as_workload
 from tests.helpers import matmul
 
@@ -54,6 +55,41 @@ def test_the_memory_for_cold_weights_is_made_once(cpu, monkeypatch):
         kernels.time(Time("c", 1, 0.001, cold_weights=True))
 
     assert made == ["float32"]
+
+
+@pytest.mark.parametrize(("as_shipped", "level"), [(False, 2), (True, None)])
+def test_an_untuned_program_that_may_be_shipped_is_compiled_as_what_is(cpu, monkeypatch, as_shipped, level):
+    """LLVM's levels made 2.5 times the speed of a GRU: the faster one won, and the slower one stood in the library."""
+    targets, build = [], lowering.build
+
+    def seen(program, target, *how):
+        targets.append(target)
+        return build(program, target, *how)
+
+    monkeypatch.setattr(lowering, "build", seen)
+    kernels = Kernels(cpu.tvm())
+    kernels.define(Define(tvm.ir.save_json(as_workload(matmul()["main"]))))
+
+    kernels.build(Build("c", traces.EMPTY_TRACE, as_shipped=as_shipped))
+
+    assert [target.attrs.get("opt-level") for target in targets] == [level]
+
+
+def test_what_competes_for_being_shipped_is_compiled_so(pool, monkeypatch):
+    asked, ask = [], Worker.ask
+
+    def seen(self, request, limit_s):
+        asked.append(request)
+        return ask(self, request, limit_s)
+
+    monkeypatch.setattr(Worker, "ask", seen)
+
+    latencies, base = pool.compare(
+        tvm.ir.save_json(as_workload(matmul()["main"])), [traces.EMPTY_TRACE], 1, baseline=traces.EMPTY_TRACE
+    )
+
+    assert [len(found) for found in (*latencies, base)] == [1, 2]
+    assert {request.as_shipped for request in asked if isinstance(request, Build)} == {True}
 
 
 def test_another_workload_replaces_the_one_before(cpu, tmp_path):
