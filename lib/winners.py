@@ -145,8 +145,9 @@ def choose(
 
 
 def _once(untuned: Choice, fastest: TimedCandidate, past: SubgraphHistory) -> Choice:
-    """By what tuning measured."""
-    if past.untuned_s is not None and past.untuned_s <= fastest.latency_s:
+    """By what tuning measured. An untuned program was compiled with less than a library is (`lowering.for_untuned`), so
+    that a small lead says nothing."""
+    if past.untuned_s is not None and _NEAR * past.untuned_s <= fastest.latency_s:
         return replace(untuned, untuned_s=past.untuned_s, tuned_s=past.untuned_s, note=_ONCE)
     return replace(untuned, candidate_id=fastest.candidate_id, untuned_s=past.untuned_s, tuned_s=fastest.latency_s,
                    note=_ONCE, trace=fastest.trace)  # fmt: skip

@@ -94,6 +94,14 @@ def test_the_untuned_program_is_timed_again_if_it_was_not_far_behind(untuned_s, 
     assert choice.untuned_s == (1.0 if baseline else untuned_s)
 
 
+@pytest.mark.parametrize(("untuned_s", "chosen"), [(0.2, "a"), (0.099, "a"), (0.08, None)])
+def test_where_nothing_is_timed_again_an_untuned_program_is_shipped_that_was_clearly_ahead(untuned_s, chosen):
+    """It was compiled with less than a library is."""
+    choice = winners.choose(SUBGRAPH, past(untuned_s), QUICK, FakePool([]), until=0.0)
+
+    assert (choice.candidate_id, choice.tuned_s) == (chosen, 0.1 if chosen else untuned_s)
+
+
 def test_where_weights_stand_packed_for_others_a_faster_untuned_program_is_no_choice_but_a_right_one_is():
     pool = FakePool([2.0, 3.0])
     choice = winners.choose(SUBGRAPH, past(untuned_s=0.05), QUICK, pool, is_packed=True)
