@@ -69,7 +69,9 @@ def refused(told: str, operator: str = "") -> str:
         return "nothing"
     if "differ" in told or "finite element" in told:
         return "seen wrong"
-    named = "cannot be imported: " in told or "uses " in told or (operator in told if operator else "operator" in told)
+    named = any(words in told for words in ("cannot be imported: ", "uses ", "has an If")) or (
+        operator in told if operator else "operator" in told
+    )
     return "refused" if named else "unclear"
 
 
