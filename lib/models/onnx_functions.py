@@ -21,17 +21,14 @@ _DOMAIN = "tuner.functions"  # of the functions while they are put in place
 Types = dict[str, tuple[int, tuple[int, ...]]]  # element type and static shape of tensors
 
 
-def put_in_place(proto: onnx.ModelProto) -> bool:
+def put_in_place(proto: onnx.ModelProto) -> None:
     """Replace calls of functions that a file brings along (modules, as exporters of JAX write them), in place.
-
-    Returns:
-        Whether it had any.
 
     Raises:
         onnx.checker.ValidationError: They call one another for ever.
     """
     if not proto.functions:
-        return False
+        return
     light = onnx_folding.without_large_weights(proto)  # the inliner copies the model, and takes none above 2 GB
     light.functions.extend(proto.functions)
     _have_versions_agree(light)
@@ -42,7 +39,6 @@ def put_in_place(proto: onnx.ModelProto) -> bool:
         del kept[:]
         kept.extend(found)
     del proto.functions[:]
-    return True
 
 
 def _have_versions_agree(proto: onnx.ModelProto) -> None:

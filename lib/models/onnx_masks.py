@@ -9,7 +9,6 @@ after the last instead.
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -17,6 +16,7 @@ from lib.models import onnx_folding
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
 
 _SAME_ELEMENTS = ("Reshape", "Expand", "Identity", "Unsqueeze", "Squeeze", "Flatten")
+_OF_ONE_AXIS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")  # leave its elements in order
 _OLDEST = 12  # operator set that has extrema of integers, sums of those before, and choices
 
 
@@ -67,8 +67,9 @@ def _put_rows(node: onnx.NodeProto, graph: Graph, made_by: Mapping[str, onnx.Nod
     if mask != other or not shape or of_places is None or len(of_places) != 2:
         return None
     made = Made(graph)
-    beyond = graph.constant(np.array([[shape[0]] + [0] * (of_places[1] - 1)], np.int64))
-    there = made.op("Where", made.unsqueezed(mask, 1), places, beyond)
+    from_end = made.op("Less", places, made.integer(0))  # of the tensor as it is, without that row
+    places = made.op("Where", from_end, made.op("Add", places, made.axes(*shape[: of_places[1]])), places)
+    there = made.op("Where", made.unsqueezed(mask, 1), places, made.axes(shape[0], *[0] * (of_places[1] - 1)))
     longer = made.op("Concat", x, made.part(x, 0, 0, 1), axis=0)
     put = made.op("ScatterND", longer, there, updates, **attributes(node))
     made.part(put, 0, 0, shape[0])
@@ -81,7 +82,7 @@ def _chosen_rows(name: str, graph: Graph, made_by: Mapping[str, onnx.NodeProto])
     if taken is None or taken.op_type != "Gather" or attributes(taken, axis=0)["axis"] != 0:
         return None
     maker = made_by.get(taken.input[1])
-    while maker is not None and maker.op_type in (*_SAME_ELEMENTS, "Transpose"):
+    while maker is not None and maker.op_type in _OF_ONE_AXIS:
         maker = made_by.get(maker.input[0])
     if maker is None or maker.op_type != "NonZero":
         return None

@@ -106,13 +106,14 @@ def test_others_are_refused(tmp_path, updates, reduction):
         onnx_import.load(file(tmp_path / "m.onnx", updates, reduction=reduction))
 
 
+@pytest.mark.parametrize("least", [0, -SHAPE[0]], ids=["from the first", "from the end, too"])
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
-def test_rows_that_a_mask_chooses_are_put_and_the_others_are_not(tmp_path, cpu, reduction):
+def test_rows_that_a_mask_chooses_are_put_and_the_others_are_not(tmp_path, cpu, reduction, least):
     """As JAX's exporter leaves out updates beyond the tensor; two of them are for the same row."""
     onnxruntime = pytest.importorskip("onnxruntime")
     nodes = [
         helper.make_node("Squeeze", ["places", "one"], ["rows"]),
-        helper.make_node("GreaterOrEqual", ["rows", "none"], ["not_before"]),
+        helper.make_node("GreaterOrEqual", ["rows", "least"], ["not_before"]),
         helper.make_node("Less", ["rows", "two"], ["not_after"]),
         helper.make_node("And", ["not_before", "not_after"], ["within"]),
         helper.make_node("NonZero", ["within"], ["found"]),
@@ -122,7 +123,7 @@ def test_rows_that_a_mask_chooses_are_put_and_the_others_are_not(tmp_path, cpu, 
         helper.make_node("Gather", ["s", "kept"], ["updates"], axis=0),
         helper.make_node("ScatterND", ["x", "those", "updates"], ["y"], reduction=reduction),
     ]
-    constants = {"one": np.array([1]), "none": np.array(0), "two": np.array(SHAPE[0])}
+    constants = {"one": np.array([1]), "least": np.array(least), "two": np.array(SHAPE[0])}
     graph = helper.make_graph(
         nodes, "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE), helper.make_tensor_value_info("places",
@@ -137,7 +138,7 @@ def test_rows_that_a_mask_chooses_are_put_and_the_others_are_not(tmp_path, cpu, 
     updates[3] = updates[1]  # which of two is put is open
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     model = onnx_import.load(path)
-    for rows in ([2, 1, -1, 1], [0, 1, 5, 1], [2, 3, 4, -1]):
+    for rows in ([2, 1, -2, 1], [0, 1, 5, 1], [2, 3, 4, -1]):
         places = np.array(rows)[:, None]
         [expected] = session.run(None, {"x": x, "places": places, "s": updates})
 
