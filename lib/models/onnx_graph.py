@@ -184,6 +184,14 @@ class Made:
         """Of a tensor along an axis, a list of one in int64."""
         return self.part(self.op("Shape", name), 0, axis, axis + 1)
 
+    def within(self, name: str, count: int) -> str:
+        """Places among so many, in int64: the nearest that there is."""
+        return self.op("Min", self.op("Max", name, self.integer(0)), self.integer(count - 1))
+
+    def from_start(self, name: str, *extents: int) -> str:
+        """Places in int64 of which those below zero count from the end of axes of these extents."""
+        return self.op("Where", self.op("Less", name, self.integer(0)), self.op("Add", name, self.axes(*extents)), name)
+
     def rename(self, name: str, output: str) -> None:
         """Have a result that was made also go by the name of an output, if that has one."""
         if output:

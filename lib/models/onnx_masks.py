@@ -67,8 +67,7 @@ def _put_rows(node: onnx.NodeProto, graph: Graph, made_by: Mapping[str, onnx.Nod
     if mask != other or not shape or of_places is None or len(of_places) != 2:
         return None
     made = Made(graph)
-    from_end = made.op("Less", places, made.integer(0))  # of the tensor as it is, without that row
-    places = made.op("Where", from_end, made.op("Add", places, made.axes(*shape[: of_places[1]])), places)
+    places = made.from_start(places, *shape[: of_places[1]])  # of the tensor as it is, without that row
     there = made.op("Where", made.unsqueezed(mask, 1), places, made.axes(shape[0], *[0] * (of_places[1] - 1)))
     longer = made.op("Concat", x, made.part(x, 0, 0, 1), axis=0)
     put = made.op("ScatterND", longer, there, updates, **attributes(node))
@@ -99,7 +98,7 @@ def _in_order(made: Made, mask: str, shape: Sequence[int], source: str) -> str |
     flat = made.axes(-1)
     ones = made.op("Cast", made.op("Reshape", mask, flat), to=TensorProto.INT64)
     before = made.op("Sub", made.op("CumSum", ones, made.integer(0)), made.integer(1))
-    places = made.op("Min", made.op("Max", before, made.integer(0)), made.integer(math.prod(of_source) - 1))
+    places = made.within(before, math.prod(of_source))
     taken = made.op("Gather", made.op("Reshape", source, flat), places, axis=0)
     return made.op("Reshape", taken, made.axes(*shape))
 

@@ -38,9 +38,7 @@ def _gathered(node: onnx.NodeProto, graph: Graph, made_by: Mapping[str, onnx.Nod
     made = Made(graph)
     for n, (axis, size) in enumerate(zip(along.tolist(), sizes.tolist(), strict=True)):
         first = made.op("Cast", made.part(begin, 0, n, n + 1), to=onnx.TensorProto.INT64)
-        before = made.op("Less", first, made.integer(0))
-        first = made.op("Where", before, made.op("Add", first, made.integer(shape[axis])), first)
-        first = made.op("Min", made.op("Max", first, made.integer(0)), made.integer(shape[axis] - size))
+        first = made.within(made.from_start(first, shape[axis]), shape[axis] - size + 1)
         x = made.op("Gather", x, made.op("Add", first, made.axes(*range(size))), axis=axis)
     return made.ending(node, x)
 

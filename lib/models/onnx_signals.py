@@ -70,7 +70,7 @@ def tensor_scatter(node: onnx.NodeProto, graph: Graph) -> Nodes:
         steps = made.op("Mod", steps, made.integer(shape[axis]))
     within = made.op("And", made.op("GreaterOrEqual", steps, made.integer(0)),
                      made.op("Less", steps, made.integer(of_update[axis])))  # fmt: skip
-    places = made.op("Min", made.op("Max", steps, made.integer(0)), made.integer(of_update[axis] - 1))
+    places = made.within(steps, of_update[axis])
     to_front = [0, axis, *(a for a in range(1, len(shape)) if a != axis)]
     taken = made.op("GatherND", made.op("Transpose", update, perm=to_front), made.unsqueezed(places, 2), batch_dims=1)
     back = [to_front.index(a) for a in range(len(shape))]

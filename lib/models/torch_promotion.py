@@ -66,8 +66,8 @@ def _of_truths_at_places(operation: str) -> Callable[..., Any]:
         is_put = operation == "index_put" and not (named.get("accumulate") or given[2:] == (True,))
         if x.dtype != torch.bool or is_put:
             return NotImplemented
-        truths = [each for each in given if isinstance(each, torch.Tensor) and each.dtype == torch.bool]
-        others = [each.to(torch.int32) if any(each is truth for truth in truths) else each for each in given]
+        is_truth = [isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in given]
+        others = [each.to(torch.int32) if truth else each for each, truth in zip(given, is_truth, strict=True)]
         return getattr(torch, operation)(x.to(torch.int32), *others, **named).bool()
 
     return compute
