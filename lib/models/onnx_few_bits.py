@@ -50,13 +50,18 @@ def matrix_product(node: onnx.NodeProto, graph: Graph) -> Nodes:
     is_rounded = given["accuracy_level"] == ROUNDED_TO_BYTES and few_bits_rows.fits(layout)
     instruction = graph.instruction if is_rounded and rows > few_bits.MOST_ROWS else ""
     if is_known and ((rows <= few_bits.MOST_ROWS and layout.bits in BITS) or instruction):
-        kept = helper.make_node(KEPT, [x, *map(graph.constant, (matrix.numbers, matrix.scales, matrix.zeros))], [""],
-                                layout=layout.text, instruction=instruction)  # fmt: skip
-        found = made.add(kept)
-        graph.tell(found, TensorProto.FLOAT, (*shape[:-1], layout.n))
+        found = kept(made, x, shape, layout, matrix, instruction)
     else:
         found = made.op("MatMul", x, graph.constant(_widened(matrix, layout.k)))
     return made.ending(node, made.op("Add", found, bias) if bias else found)
+
+
+def kept(made: Made, x: str, shape: Sequence[int], layout: Layout, matrix: Matrix, instruction: str = "") -> str:
+    """A product of x, of such a shape, with a matrix that stays as it is; see `few_bits.emit`."""
+    constants = map(made.graph.constant, (matrix.numbers, matrix.scales, matrix.zeros))
+    node = helper.make_node(KEPT, [x, *constants], [""], layout=layout.text, instruction=instruction)
+    made.graph.tell(found := made.add(node), TensorProto.FLOAT, (*shape[:-1], layout.n))
+    return found
 
 
 def _widened(matrix: Matrix, k: int) -> np.ndarray:

@@ -26,6 +26,7 @@ from lib.models import (
     onnx_branches,
     onnx_contributed,
     onnx_decompositions,
+    onnx_dequantized,
     onnx_experts,
     onnx_external,
     onnx_few_bits,
@@ -80,11 +81,13 @@ def _import(
     proto = settled(path, shapes)
     had_halves = onnx_float32.widen(proto)
     decide(proto)
+    onnx_dequantized.in_bytes(proto)
     for simplified in (
         partial(
             onnx_contributed.expand, has_loops=has_loops, instruction=instruction, lanes=lanes, had_halves=had_halves
         ),
         onnx_functions.expand,
+        partial(onnx_dequantized.expand, has_loops=has_loops),
         partial(onnx_decompositions.decompose, has_loops=has_loops),
     ):
         if simplified(proto):
@@ -187,6 +190,7 @@ def read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is incomplete: {str(error).splitlines()[0]}") from error
     if not proto.graph.node:
         raise ModelError(f"{path} is damaged or empty: it holds no operators.")
+    _declare_domains(proto)
     try:
         onnx_functions.put_in_place(proto)
     except (onnx.checker.ValidationError, RuntimeError) as error:
@@ -194,6 +198,15 @@ def read(path: Path) -> onnx.ModelProto:
     onnx_order.sort(proto.graph)
     _check_header(proto, path)
     return proto
+
+
+def _declare_domains(proto: onnx.ModelProto) -> None:
+    """That there are operators of ONNX Runtime's, where a file does not say so (NNCF's): ONNX infers no shapes then."""
+    declared = {opset.domain for opset in proto.opset_import}
+    if onnx_contributed.DOMAIN not in declared and any(
+        node.domain == onnx_contributed.DOMAIN for node in proto.graph.node
+    ):
+        proto.opset_import.append(onnx.helper.make_opsetid(onnx_contributed.DOMAIN, 1))
 
 
 def _check_header(proto: onnx.ModelProto, path: Path) -> None:
