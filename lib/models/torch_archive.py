@@ -12,10 +12,15 @@ from types import ModuleType
 from typing import Any
 
 from lib.contracts.errors import ModelError
+from lib.models import torch_quantized
 
 # Where the program stands in an archive: as torch 2.13 writes it, and as 2.6 did.
 _PROGRAM = re.compile(r"(^|/)(models/[^/]+|serialized_exported_program)\.json$")
 
+_OF_TORCHAO = (
+    ". Its weights are tensors of kinds that torchao has: before the export, call "
+    "torchao.utils.unwrap_tensor_subclass(model)."
+)
 EXPERTS = "grouped_mm_fallback"  # of transformers, for where torch has no `_grouped_mm` that fits
 _declared: list[Any] = []  # declarations last as long as the object that made them
 
@@ -33,12 +38,14 @@ def read(torch: ModuleType, path: Path) -> Any:
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path} is damaged or was not written by torch.export.save: {error}") from error
     declare_experts(torch)
+    torch_quantized.declare(torch)
     with _tensors_only(), _empty_calls(torch), _complaints() as complaints:
         try:
             return torch.export.load(path)
         except Exception as error:  # whatever its deserialisers meet, often only logged
             reason = first_line(complaints[0] if complaints else error)
-            raise ModelError(f"{path} cannot be read by torch {torch.__version__}: {reason}") from error
+            hint = _OF_TORCHAO if "torchao" in reason else ""
+            raise ModelError(f"{path} cannot be read by torch {torch.__version__}: {reason}{hint}") from error
 
 
 def _check_payload(archive: zipfile.ZipFile, path: Path) -> None:

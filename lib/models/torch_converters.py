@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from lib.models import torch_indexing, torch_pooling, torch_recurrence, torch_resize, torch_sampling
+from lib.models import torch_indexing, torch_pooling, torch_quantized, torch_recurrence, torch_resize, torch_sampling
 
 Convert = Callable[[Any, Any], relax.Expr]
 
@@ -235,6 +235,7 @@ CONVERTERS: dict[str, Convert] = {
     **torch_recurrence.CONVERTERS,
     **torch_indexing.CONVERTERS,
     **torch_pooling.CONVERTERS,
+    **torch_quantized.CONVERTERS,
     **torch_resize.CONVERTERS,
     **torch_sampling.CONVERTERS,
     **{f"{name}.{of}": _promoted(*both) for name, both in _OF_TWO.items() for of in ("Tensor", "Scalar")},

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from lib.models import torch_order, torch_pooling, torch_promotion, torch_sampling
+from lib.models import torch_affine, torch_order, torch_pooling, torch_promotion, torch_sampling
 
 # Of which torch has a decomposition that it takes only when asked.
 _ASKED_FOR = ("addmv.default", "dist.default")
@@ -32,6 +32,8 @@ def decompositions(torch: ModuleType, whole: Sequence[Any] = ()) -> Any:
     operators = {name: _operator(aten, name) for name in (*_ASKED_FOR, *_OURS)}
     table.update({operators[name]: decomposition_table[operators[name]] for name in _ASKED_FOR})
     table.update({operators[name]: ours for name, ours in _OURS.items()})
+    of_torchao = getattr(torch.ops, torch_affine.NAMESPACE)
+    table.update({getattr(of_torchao, name).default: ours for name, ours in torch_affine.FUNCTIONS.items()})
     return table
 
 

@@ -26,6 +26,10 @@ def widen(torch: ModuleType, program: Any) -> bool:
             if _is_narrow(torch, value):
                 wide = value.float()
                 each[name] = torch.nn.Parameter(wide, False) if isinstance(value, torch.nn.Parameter) else wide
+    given = {node for node, _ in inputs(torch, program)}
+    for node in program.graph.find_nodes(op="placeholder"):  # weights, by whose types operators are promoted
+        if node not in given and _is_narrow(torch, node.meta.get("val")):
+            node.meta["val"] = node.meta["val"].float()
     graphs = [each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
     for each in graphs:  # also what is called with other settings, as without autocast
         for node in each.graph.nodes:
@@ -38,7 +42,7 @@ def widen(torch: ModuleType, program: Any) -> bool:
 
 
 def _narrow(torch: ModuleType) -> tuple[Any, ...]:
-    return (torch.float16, torch.bfloat16)
+    return (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _is_narrow(torch: ModuleType, value: Any) -> bool:

@@ -17,7 +17,7 @@ from tvm import relax
 
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
-from lib.graph.simplify import channels_last, simplify
+from lib.graph.simplify import channels_last, in_integers, simplify
 from lib.models import (
     torch_archive,
     torch_complex,
@@ -26,6 +26,7 @@ from lib.models import (
     torch_graph,
     torch_halves,
     torch_promotion,
+    torch_quantized,
     torch_recurrence,
     torch_shapes,
 )
@@ -71,7 +72,7 @@ def load(
         module = _translate(program, path, {**torch_experts.converters(lanes), **narrow})
     del program
     gc.collect()  # graphs of torch are cycles: without this the weights stay in memory beside those cleaned up
-    return lift_constants(channels_last(simplify(module)))
+    return lift_constants(channels_last(simplify(in_integers(module))))
 
 
 def _import_torch(path: Path) -> ModuleType:
@@ -275,6 +276,8 @@ def _buffers(program: Any) -> dict[Any, Any]:
 def _is_foldable(torch: ModuleType, node: Any, known: Mapping[Any, Any]) -> bool:
     """Whether all is known of a node's inputs, it gives anything, chance plays no part, and nothing is blown up."""
     if node.meta.get("val") is None or not all(source in known for source in node.all_input_nodes):
+        return False
+    if torch_quantized.is_whole(node):
         return False
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return False

@@ -244,6 +244,28 @@ def _integer(value: int) -> relax.Expr:
     return constant(np.array([value], np.int32))
 
 
+@rule(_DQ)
+def units_that_are_computed(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Bytes in units of a tensor that are chosen when its values are: as numbers, times that scale."""
+    values, scale, zero = call.args
+    if rewriter.value(scale) is not None or rewriter.shape(scale) not in ((), (1,)):
+        return None
+    counted = rewriter.emit(op.dequantize(values, constant(np.array(1.0, np.float32)), zero, out_dtype="float32"))
+    return op.multiply(counted, rewriter.emit(op.reshape(scale, (1,) * len(rewriter.shape(values) or ()))))
+
+
+@rule(*CONVOLUTIONS, "relax.matmul")
+def units_after_products(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Such a scale multiplies what comes of a product with dequantised weights, so that the product is one of bytes."""
+    scaled = rewriter.calls(call.args[0], "relax.multiply")
+    if scaled is None or rewriter.calls(scaled.args[0], _DQ) is None:
+        return None
+    rank, axis = len(rewriter.shape(call) or ()), -1 if str(call.op.name) == "relax.matmul" else 0
+    if _weight(rewriter, call.args[1], axis) is None or rewriter.shape(scaled.args[1]) != (1,) * rank:
+        return None
+    return op.multiply(rewriter.emit(alike(call, scaled.args[0], call.args[1], "float32")), scaled.args[1])
+
+
 @rule("relax.multiply")
 def units_of_sums(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """What is computed, times a constant for all of a tensor: the latter as a tensor, too, so that it is a parameter,
@@ -464,7 +486,8 @@ def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
 
 INTEGERS: list[Rule] = [
     unsigned_activation, integer_convolution, integer_product, integer_product_of_activations, integers_again,
-    units_of_sums,    pooled_bytes, moved_bytes, quantized_before_moving, quantized_parts, quantized_again,
+    units_of_sums, units_that_are_computed, units_after_products, pooled_bytes, moved_bytes, quantized_before_moving,
+    quantized_parts, quantized_again,
 ]  # fmt: skip
 BETWEEN: list[Rule] = [never_bytes]
 PLAIN: list[Rule] = [plain_dequantize, plain_quantize]

@@ -1,0 +1,197 @@
+"""Files that PyTorch quantised (PT2E): its operators, known to torch without the package that declares them, and in
+Relax, where `lib.graph.rules.quantization` makes integers of what stands between them.
+
+A tensor or a channel has a scale that is known, or the scale of a tensor is chosen when its values are (dynamic
+quantisation): then as ONNX's `DynamicQuantizeLinear` chooses it (`lib.graph.byte_units`). torch chooses none below a
+limit of 2^-12 or so, which matters where all values are within 0.06 of zero.
+"""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from lib.graph import byte_units
+from lib.graph.rewrite import value_of
+from lib.graph.rules.quantization import SIGN
+from lib.models import torch_affine
+
+_NAMESPACE = "quantized_decomposed"
+_TO, _BACK, _CHOICE = "quantize_per_tensor", "dequantize_per_tensor", "choose_qparams.tensor"
+_LIMITS = "int quant_min, int quant_max, ScalarType dtype"
+_OUT = "*, ScalarType? out_dtype=None"
+_SCHEMAS = {
+    _TO: f"(Tensor input, float scale, int zero_point, {_LIMITS}) -> Tensor",
+    f"{_TO}.tensor": f"(Tensor input, Tensor scale, Tensor zero_point, {_LIMITS}) -> Tensor",
+    _BACK: f"(Tensor input, float scale, int zero_point, {_LIMITS}, {_OUT}) -> Tensor",
+    f"{_BACK}.tensor": f"(Tensor input, Tensor scale, Tensor zero_point, {_LIMITS}, {_OUT}) -> Tensor",
+    "quantize_per_channel": f"(Tensor input, Tensor scales, Tensor zero_points, int axis, {_LIMITS}) -> Tensor",
+    "dequantize_per_channel":
+        f"(Tensor input, Tensor scales, Tensor? zero_points, int axis, {_LIMITS}, {_OUT}) -> Tensor",
+    _CHOICE: "(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+}  # fmt: skip
+_RANGES = {"uint8": (0, 255), "int8": (-128, 127)}
+_MOVES = ("view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "expand", "slice", "clone")
+_declared: list[Any] = []  # declarations last as long as the object that made them
+
+
+# For torch.
+
+
+def declare(torch: ModuleType) -> None:
+    """Make these operators known to torch, and those of torchao, unless who defines them did: a file shall not choose
+    what is imported."""
+    if not _declared:
+        of_pt2e = {name: _computed(torch, name.partition(".")[0]) for name in _SCHEMAS}
+        _declared.append(_library(torch, _NAMESPACE, _SCHEMAS, of_pt2e))
+        _declared.append(_library(torch, torch_affine.NAMESPACE, torch_affine.SCHEMAS, torch_affine.FUNCTIONS))
+
+
+def _library(torch: ModuleType, namespace: str, schemas: Mapping[str, str], functions: Mapping[str, Any]) -> Any:
+    known, library = getattr(torch.ops, namespace), torch.library.Library(namespace, "FRAGMENT")
+    for name, schema in schemas.items():
+        packet, _, overload = name.partition(".")
+        if not hasattr(known, packet) or (overload or "default") not in getattr(known, packet).overloads():
+            library.define(name + schema)
+            library.impl(name, functions[name], "CompositeExplicitAutograd")
+    return library
+
+
+def _computed(torch: ModuleType, packet: str) -> Any:
+    """What an operator does, as PyTorch defines it."""
+
+    def aligned(each: Any, x: Any, axis: int | None) -> Any:
+        if axis is None or not isinstance(each, torch.Tensor):
+            return each
+        return each.reshape([-1 if n == axis % x.ndim else 1 for n in range(x.ndim)])
+
+    def quantize(x: Any, scale: Any, zero: Any, *given: Any) -> Any:
+        *axis, least, most, dtype = given
+        scale, zero = (aligned(each, x, *(axis or [None])) for each in (scale, zero))
+        return torch.clamp(torch.round(x * (1.0 / scale)) + zero, least, most).to(dtype)
+
+    def dequantize(x: Any, scale: Any, zero: Any, *given: Any, out_dtype: Any = None) -> Any:
+        *axis, _least, _most, _dtype = given
+        scale, zero = (aligned(each, x, *(axis or [None])) for each in (scale, 0 if zero is None else zero))
+        return ((x.to(torch.float32) - zero) * scale).to(out_dtype or torch.float32)
+
+    def choose(x: Any, least: int, most: int, eps: float, _dtype: Any) -> Any:
+        low, high = x.min().clamp(max=0.0), x.max().clamp(min=0.0)
+        scale = ((high - low) / (most - least)).clamp(min=eps).reshape(1)
+        zero = (least - torch.round(low / scale)).clamp(least, most)
+        return scale.to(torch.float64), zero.to(torch.int64)
+
+    return choose if packet.startswith("choose") else quantize if packet.startswith("quantize") else dequantize
+
+
+def is_whole(node: Any) -> bool:
+    """Whether a node is such an operator: what it makes of constants stays bytes, to be multiplied as such."""
+    return str(node.target).startswith(f"{_NAMESPACE}.")
+
+
+# In Relax.
+
+
+def _quantize(node: Any, importer: Any) -> relax.Expr:
+    """To bytes; limits that are narrower than theirs are those of the floats."""
+    if (chosen := _chosen(node, importer)) is not None:
+        return chosen.values
+    x, (scale, zero, axis, limits, kind) = importer.env[node.args[0]], _described(node, importer)
+    emit, rank = importer.block_builder.emit, x.ty.ndim
+    if kind in _RANGES and limits != _RANGES[kind]:
+        ends = (
+            ((np.float32(end) - zero.astype(np.float32)) * scale).reshape(
+                [-1 if n == axis and scale.size > 1 else 1 for n in range(rank)]
+            )
+            for end in limits
+        )
+        least, most = (relax.const(end.astype(np.float32)) for end in ends)
+        x = emit(relax.op.minimum(emit(relax.op.maximum(x, least)), most))
+    units = relax.const(scale), relax.const(zero.astype(kind))
+    return emit(relax.op.quantize(x, *units, axis=axis, out_dtype=kind))
+
+
+def _dequantize(node: Any, importer: Any) -> relax.Expr:
+    x, emit = importer.env[node.args[0]], importer.block_builder.emit
+    if (chosen := _chosen(node, importer)) is not None:
+        return emit(relax.op.dequantize(x, chosen.scale, chosen.zero, out_dtype="float32"))
+    scale, zero, axis, _, kind = _described(node, importer)
+    return emit(relax.op.dequantize(x, relax.const(scale), relax.const(zero.astype(kind)), axis=axis))
+
+
+def _choose(node: Any, importer: Any) -> tuple[byte_units.Bytes, byte_units.Bytes]:
+    """What is chosen belongs together: both results are all of it.
+
+    Raises:
+        ValueError: It is for other numbers than all bytes, or read by others than these operators.
+    """
+    least, most, _eps, kind = node.args[1:]
+    name = str(kind).removeprefix("torch.")
+    quantizing = [user for item in node.users for user in item.users]
+    if _RANGES.get(name) != (least, most) or not all(map(_stays_bytes, quantizing)):
+        raise ValueError(f"dynamic quantisation to {name} in {least} to {most}, of which there is no such program")
+    found = byte_units.emit(importer.block_builder, importer.env[node.args[0]])
+    return found, found
+
+
+def _stays_bytes(node: Any) -> bool:
+    """Whether nobody sees bytes that stand for signed ones, and are 128 larger."""
+    name = getattr(node.target, "__name__", "").partition(".")[0]
+    if name == _BACK:
+        return True
+    return name in (_TO, *_MOVES) and all(map(_stays_bytes, node.users))
+
+
+def _chosen(node: Any, importer: Any) -> byte_units.Bytes | None:
+    """What was chosen for an operator, where scale and zero point are results of a choice."""
+    found = importer.env.get(node.args[1]) if hasattr(node.args[1], "op") else None
+    return found if isinstance(found, byte_units.Bytes) else None
+
+
+def _described(node: Any, importer: Any) -> tuple[np.ndarray, np.ndarray, int, tuple[int, int], str]:
+    """Scale and zero point, the axis along which they differ, limits, and the type of the bytes.
+
+    Raises:
+        ValueError: They are computed.
+    """
+    scale, zero, *axis, least, most, kind = node.args[1:]
+    found = [np.asarray(0 if each is None else _value(each, importer)) for each in (scale, zero)]
+    rank = node.args[0].meta["val"].ndim
+    scales, zeros = ((each.reshape(()) if each.size == 1 else each) for each in found)
+    return (
+        scales.astype(np.float32), np.broadcast_to(zeros, scales.shape), axis[0] % rank if axis else -1, (least, most),
+        str(kind).removeprefix("torch."),
+    )  # fmt: skip
+
+
+def _value(each: Any, importer: Any) -> Any:
+    if not hasattr(each, "op"):
+        return each
+    found = importer.env[each]
+    if not isinstance(found, tvm.ir.Constant):
+        raise ValueError(f"the scale or zero point {each.name!r} is computed, and by no operator that chooses both")
+    return value_of(found)
+
+
+def _integer_product(node: Any, importer: Any) -> relax.Expr:
+    """Of signed bytes with a matrix of them; the former as unsigned ones, which are what programs take."""
+    (x, w), emit = (importer.env[argument] for argument in node.args), importer.block_builder.emit
+    unsigned = emit(relax.op.add(emit(relax.op.astype(x, "int32")), relax.const(SIGN, "int32")))
+    sums = emit(relax.op.matmul(emit(relax.op.astype(unsigned, "uint8")), w, out_dtype="int32"))
+    of_columns = emit(relax.op.sum(emit(relax.op.astype(w, "int32")), 0, keepdims=True))
+    return emit(relax.op.subtract(sums, emit(relax.op.multiply(of_columns, relax.const(SIGN, "int32")))))
+
+
+CONVERTERS: dict[str, Any] = {
+    f"{_TO}.default": _quantize,
+    f"{_TO}.tensor": _quantize,
+    f"{_BACK}.default": _dequantize,
+    f"{_BACK}.tensor": _dequantize,
+    "quantize_per_channel.default": _quantize,
+    "dequantize_per_channel.default": _dequantize,
+    _CHOICE: _choose,
+    "_int_mm.default": _integer_product,
+}
