@@ -50,13 +50,17 @@ VERDICTS = {
 TOLERANCE = {"float16": 5e-3, "bfloat16": 4e-2}  # of the largest value; else 1e-3
 
 
-def compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Whether outputs are what they should be."""
+def compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], within: float = 1e-3) -> dict[str, Any]:
+    """Whether outputs are what they should be.
+
+    Args:
+        within: Of the largest value; of narrow floats `TOLERANCE`.
+    """
     shapes = [[value.shape for value in values] for values in (found, expected)]
     if shapes[0] != shapes[1]:
         return {"verdict": "wrong", "told": f"shapes {shapes[0]}, expected {shapes[1]}"}
     errors = [relative_error(a, b) if np.any(b) or np.any(a) else 0.0 for a, b in zip(found, expected, strict=True)]
-    limits = [TOLERANCE.get(str(b.dtype), 1e-3) for b in expected]
+    limits = [TOLERANCE.get(str(b.dtype), within) for b in expected]
     right = all(error <= limit for error, limit in zip(errors, limits, strict=True))
     return {"verdict": "works" if right else "wrong", "error": max(errors, default=0.0), "told": ""}
 
@@ -122,27 +126,26 @@ def by_command(file: Path, deadline_s: float) -> dict[str, Any]:
         return compared(*_outputs(CompiledFiles(compiled), file, Path(folder)))
 
 
-def _outputs(compiled: CompiledFiles, file: Path, folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What a library makes of the inputs beside a file, and what lies there."""
+def _outputs(compiled: CompiledFiles, file: Path, folder: Path) -> tuple[list[np.ndarray], list[np.ndarray], float]:
+    """What a library makes of the inputs beside a file, what lies there, and how far they may be from each other."""
     from lib.machine import targets
     from lib.measure.local_pool import LocalPool
     from lib.measure.runner import MeasureConfig
 
-    inputs, outputs = _beside(file)
+    inputs, outputs, within = _beside(file)
     np.savez(folder / "inputs.npz", *inputs)
     with LocalPool(targets.cpu_target(), MeasureConfig()).models(120.0) as session:
         session.open_library("shipped", compiled.library, compiled.params, folder / "inputs.npz")
         session.infer("shipped", folder / "outputs.npz")
     found = np.load(folder / "outputs.npz")
-    return [found[f"arr_{n}"] for n in range(len(found))], outputs
+    return [found[f"arr_{n}"] for n in range(len(found))], outputs, within
 
 
-def _beside(file: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Inputs and outputs that lie beside a file."""
+def _beside(file: Path) -> tuple[list[np.ndarray], list[np.ndarray], float]:
+    """Inputs and outputs that lie beside a file, and how far from these a library may be."""
     found = np.load(file.parent / f"{file.name.split('.')[0]}.npz")
-    return [found[key] for key in found if key.startswith("input")], [
-        found[key] for key in found if key.startswith("output")
-    ]
+    inputs, outputs = ([found[key] for key in found if key.startswith(kind)] for kind in ("input", "output"))
+    return inputs, outputs, float(found["within"]) if "within" in found else 1e-3
 
 
 def serve(folder: Path, *, quick: bool) -> None:
@@ -153,10 +156,10 @@ def serve(folder: Path, *, quick: bool) -> None:
     tuned = stages.untuned if quick else stages.outputs
 
     def by_stages(name: str) -> wall_serve.Row:
-        inputs, outputs = _beside(folder / name)
+        inputs, outputs, within = _beside(folder / name)
         with tempfile.TemporaryDirectory() as work:
             try:
-                return compared(tuned(folder / name, Path(work), inputs), outputs)
+                return compared(tuned(folder / name, Path(work), inputs), outputs, within)
             except TunerError as error:
                 return {"verdict": refused(str(error)), "told": str(error)}
 
