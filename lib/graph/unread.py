@@ -51,7 +51,7 @@ def _read(function: relax.Function) -> dict[relax.Var, Region | None]:
             part = region if _is_worthwhile(region, binding.var) else None
             needs = _needs(value, part) if part else None
             if needs is None:
-                part, needs = None, _needs(value, _whole(binding.var))
+                part, needs = None, None if _is_empty(binding.var) else _needs(value, _whole(binding.var))
             found[binding.var] = part
             _ask(read, arguments(value), needs)
     return found
@@ -78,12 +78,19 @@ def _is_nothing(need: Region, tensor: relax.Expr) -> bool:
     return need != _whole(tensor) and not math.prod(_extents(need))
 
 
+def _is_empty(tensor: relax.Expr) -> bool:
+    """Whether it has no elements (the words before the first one): what makes it is left as it is, and so all it reads,
+    although it needs nothing of that."""
+    return 0 in (static_shape(tensor) or ())
+
+
 def _extents(region: Region) -> tuple[int, ...]:
     return tuple(last - first for first, last in region)
 
 
 def _is_worthwhile(region: Region, tensor: relax.Expr) -> bool:
-    return math.prod(_extents(region)) <= _MOST * math.prod(static_shape(tensor) or (0,)) and region != _whole(tensor)
+    n_read, n = math.prod(_extents(region)), math.prod(static_shape(tensor) or (0,))
+    return n_read <= _MOST * n and region != _whole(tensor)
 
 
 # Which part of what they read operators need.

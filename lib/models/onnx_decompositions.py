@@ -363,6 +363,18 @@ def _along(
 
 Rule = Callable[[onnx.NodeProto, Graph], Nodes]
 
+
+def _roi_align(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Of regions in units of the image that is read: TVM takes half a pixel off before it scales, ONNX afterwards."""
+    given = attributes(node, coordinate_transformation_mode=b"half_pixel", spatial_scale=1.0)
+    if graph.version < 16 or given["coordinate_transformation_mode"] != b"half_pixel" or given["spatial_scale"] == 1:
+        return None
+    scale = graph.constant(np.array(given["spatial_scale"], graph.dtype(node.input[1])))
+    regions = graph.node("Mul", node.input[1], scale)
+    aligned = graph.like(node, node.input[0], regions.output[0], node.input[2])
+    return graph.ending(node, [regions, graph.changed(aligned, {"spatial_scale": 1.0})])
+
+
 RULES: dict[str, Rule] = {
     "Sum": _sum,
     "Mean": _mean,
@@ -389,6 +401,7 @@ RULES: dict[str, Rule] = {
     "TensorScatter": onnx_signals.tensor_scatter,
     "DeformConv": onnx_deformed.deform_conv,
     "Reshape": _reshape,
+    "RoiAlign": _roi_align,
     "Resize": _resize,
     "Slice": _slice,
     "Upsample": _resize,

@@ -117,6 +117,19 @@ def test_the_smallest_range_around_all_that_is_read_is_computed():
     assert made(left_out(module(ends, X)))[0] == ("exp", (2, 4, WIDTH))
 
 
+def test_the_words_before_the_first_one_are_none_and_what_they_are_taken_of_stays():
+    def first_step(x):
+        first = part(op.exp(x))
+        before = op.matmul(part(op.sin(first), 1, 1, 9), weight())  # (2, 0, 8)
+        return op.concat([first, op.tanh(before)], 1)
+
+    becomes(left_out, first_step, X)
+
+    after = left_out(module(first_step, X))
+    relax.analysis.well_formed(after)  # raises where a variable is read that nothing defines
+    assert made(after)[:2] == [("exp", (2, 1, WIDTH)), ("sin", (2, 1, WIDTH))]
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -59,6 +59,30 @@ def block(path):
     return save(path, nodes, {"x": (TensorProto.FLOAT, [1, 8, 10, 10])}, weights)
 
 
+@pytest.mark.parametrize(("version", "mode"), [(16, b"half_pixel"), (16, None), (16, b"output_half_pixel"), (10, None)])
+@pytest.mark.parametrize(("scale", "ratio"), [(0.25, 2), (0.25, 0), (1.0, 2)])
+def test_regions_are_read_where_onnx_runtime_reads_them(tmp_path, cpu, version, mode, scale, ratio):
+    given = {"coordinate_transformation_mode": mode} if mode else {}
+    nodes = [helper.make_node("RoiAlign", ["x", "rois", "of"], ["y"], output_height=5, output_width=4,
+                              sampling_ratio=ratio, spatial_scale=scale, **given)]  # fmt: skip
+    made = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 16, 16]),
+         helper.make_tensor_value_info("rois", TensorProto.FLOAT, [3, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array([0, 1, 1]), "of")],
+    )  # fmt: skip
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", version)], ir_version=8), path)
+    x = np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32)
+    rois = np.array([[3, 5, 30, 41], [0, 0, 12, 9], [20, 8, 55, 60]], np.float32) * (0.25 / scale)
+
+    [found] = computed(onnx_import.load(path), cpu, x, rois)
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(found, session.run(None, {"x": x, "rois": rois})[0], rtol=1e-4, atol=1e-5)
+
+
 def test_an_imported_block_computes_what_onnx_runtime_computes(tmp_path, cpu):
     path = block(tmp_path / "block.onnx")
     x = np.random.default_rng(1).normal(size=(1, 8, 10, 10)).astype(np.float32)
