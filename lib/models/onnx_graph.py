@@ -172,6 +172,10 @@ class Made:
         """Over the last axis, which stays."""
         return self._take(self.graph.reduce("ReduceSum", name, -1))
 
+    def largest(self, name: str) -> str:
+        """Over the last axis, which stays."""
+        return self._take(self.graph.reduce("ReduceMax", name, -1))
+
     def unsqueezed(self, name: str, axis: int) -> str:
         """See `Graph.unsqueezed`."""
         return self._take(self.graph.unsqueezed(name, axis))

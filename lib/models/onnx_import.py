@@ -35,6 +35,7 @@ from lib.models import (
     onnx_functions,
     onnx_layers,
     onnx_masks,
+    onnx_ml,
     onnx_order,
     onnx_parts,
     onnx_quantized,
@@ -197,6 +198,7 @@ def read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} has functions that cannot be put in place: {str(error).splitlines()[0]}") from error
     onnx_order.sort(proto.graph)
     _check_header(proto, path)
+    onnx_ml.put_in_place(proto)
     return proto
 
 

@@ -20,11 +20,11 @@ from onnx import TensorProto, defs, helper
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
 from lib.contracts import digests
-from lib.models import onnx_decompositions, onnx_folding, onnx_import, onnx_saving
+from lib.models import onnx_decompositions, onnx_folding, onnx_import, onnx_ml, onnx_saving
 from lib.models.source import Source, parse_shapes
 
 REST = "rest.onnx"
-REVISION = 1  # raised when the same file is cut elsewhere than before
+REVISION = 2  # raised when the same file is cut elsewhere than before
 _KEY = "family_tuner.rest"  # in the metadata of what is compiled
 _WHOLE = "whole"  # name of a file that says that nothing is cut off
 _CHOICES = {"If", "Loop", "Scan"}
@@ -152,7 +152,7 @@ def _left(graph: onnx.GraphProto, types: Types) -> tuple[set[int], list[str]]:
 def _depends_on_values(node: onnx.NodeProto, types: Types, constants: set[str], unknown: set[str]) -> bool:
     """Whether a node, by itself, makes what cannot be compiled."""
     if node.domain not in ("", "ai.onnx"):
-        return bool(node.domain == "ai.onnx.ml")
+        return bool(node.domain == onnx_ml.DOMAIN)
     if node.op_type == "Compress":
         return node.input[1] not in constants
     shaping = [name for place in _SHAPED_BY.get(node.op_type, ()) for name in node.input[place : place + 1] if name]

@@ -1,6 +1,7 @@
 """Workloads: single functions, as MetaSchedule tunes them, with ids that are equal on every platform."""
 
 import ast
+import re
 
 import tvm
 import tvm_ffi
@@ -12,6 +13,7 @@ from lib.contracts import digests
 PART = "part"  # name of a block that takes some channels of an image
 _OF_CHANNELS = ("place", PART)  # names of blocks that move channels of a wider image
 _SBLOCK = "T.sblock"
+_NAME = re.compile(r"(?<![\w.\"])[A-Za-z_]\w*")
 
 
 def workload_id(module: tvm.IRModule) -> str:
@@ -20,7 +22,11 @@ def workload_id(module: tvm.IRModule) -> str:
     Block names stay, since traces refer to them. Which of a wider image's channels are read or written is left out:
     programs are the same, and so are their times. Unlike TVM's structural hash it is equal on every platform.
     """
-    tree = _FromTheFirst().visit(ast.parse(module.script(show_meta=False)))
+    text = module.script(show_meta=False)
+    try:
+        tree = _FromTheFirst().visit(ast.parse(text))
+    except SyntaxError:  # Python takes 200 parentheses within one another, of which a join of many parts has more
+        return digests.of_text(_numbered(text))
     numbers: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
@@ -28,6 +34,12 @@ def workload_id(module: tvm.IRModule) -> str:
         elif isinstance(node, ast.Name) and node.id not in ("T", "I"):
             node.id = numbers.setdefault(node.id, f"v{len(numbers)}")
     return digests.of_text(ast.unparse(tree))
+
+
+def _numbered(text: str) -> str:
+    """A text with its names numbered as they appear, but for those behind a point."""
+    numbers: dict[str, str] = {}
+    return _NAME.sub(lambda found: numbers.setdefault(found[0], f"v{len(numbers)}"), text)
 
 
 class _FromTheFirst(ast.NodeTransformer):

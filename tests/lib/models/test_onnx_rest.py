@@ -194,13 +194,18 @@ def test_operators_that_nobody_compiles_are_left(tmp_path):
     """Those of classical learning, behind a network that makes features."""
     nodes = [
         *BACKBONE, node("GlobalAveragePool", "features", "pooled"), node("Flatten", "pooled", "row"),
-        helper.make_node("Scaler", ["row"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0]),
+        helper.make_node(
+            "TreeEnsembleRegressor", ["row"], ["y"], domain="ai.onnx.ml", n_targets=1, nodes_treeids=[0] * 3,
+            nodes_nodeids=[0, 1, 2], nodes_featureids=[0] * 3, nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+            nodes_values=[0.1, 0.0, 0.0], nodes_truenodeids=[1, 0, 0], nodes_falsenodeids=[2, 0, 0],
+            target_treeids=[0, 0], target_nodeids=[1, 2], target_ids=[0, 0], target_weights=[1.0, 2.0],
+        ),
     ]  # fmt: skip
-    path = save(tmp_path / "m.onnx", nodes, [("y", TensorProto.FLOAT, [1, 8])], WEIGHTS, domains=["ai.onnx.ml"])
+    path = save(tmp_path / "m.onnx", nodes, [("y", TensorProto.FLOAT, [1, 1])], WEIGHTS, domains=["ai.onnx.ml"])
 
     first, after = check(path, tmp_path)
 
-    assert (first[-1], after) == ("GlobalAveragePool", ["Flatten", "Scaler"])
+    assert (first[-1], after) == ("GlobalAveragePool", ["Flatten", "TreeEnsembleRegressor"])
 
 
 def test_what_shapes_decide_is_not_left(tmp_path):

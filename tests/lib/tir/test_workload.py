@@ -37,3 +37,21 @@ def test_which_channels_of_a_wider_image_are_moved_is_left_out_of_an_id(name):
 
 def test_an_offset_elsewhere_is_another_workload():
     assert workload_id(moved("shifted", 0)) != workload_id(moved("shifted", 16))
+
+
+def joined(extent, prefix=""):
+    """So many parts that a program for them has more parentheses within one another than Python reads."""
+    parts = [te.placeholder((extent,), name=f"{prefix}part{n}") for n in range(250)]
+
+    def part(i):
+        found = parts[-1][0]
+        for n, each in enumerate(parts[:-1]):
+            found = tirx.if_then_else(i < n, each[i], found)
+        return found
+
+    return as_workload(te.create_prim_func([*parts, te.compute((extent,), part, name="joined")]))
+
+
+def test_a_join_of_very_many_parts_has_an_id_whatever_its_parts_are_called():
+    assert workload_id(joined(8)) == workload_id(joined(8, "other_"))
+    assert workload_id(joined(8)) != workload_id(joined(16))
