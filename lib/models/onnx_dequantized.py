@@ -30,7 +30,7 @@ _SHORT = {
 }
 _KNOWN = ("int8", "uint8", "int16", "uint16", "int32")  # to TVM's importer
 _MOVES = {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather"}
-_LANES = 16  # a block of the kernel is a multiple of them
+_MULTIPLE = 16  # that blocks of the kernel are of
 _WORTH_BYTES = 1 << 16  # elements; a smaller matrix of floats stays in cache
 
 Producers = Mapping[str, onnx.NodeProto]
@@ -48,11 +48,11 @@ def in_bytes(proto: onnx.ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
 
 
-def expand(proto: onnx.ModelProto, *, has_loops: bool = True) -> bool:
+def expand(proto: onnx.ModelProto, *, has_loops: bool = True, lanes: int = 8) -> bool:
     """Replace products of a few rows with such matrices, and what TVM does not dequantise, in place.
 
     Args:
-        has_loops: See `Graph`.
+        has_loops, lanes: See `Graph`.
 
     Returns:
         Whether there was anything.
@@ -60,7 +60,7 @@ def expand(proto: onnx.ModelProto, *, has_loops: bool = True) -> bool:
     if not any(node.op_type == _OPERATOR for node in proto.graph.node):
         return False
     made_by = {name: node for node in proto.graph.node for name in node.output}
-    graph = Graph(proto, has_loops=has_loops)
+    graph = Graph(proto, has_loops=has_loops, lanes=lanes)
     nodes, is_changed = list[onnx.NodeProto](), False
     for node in proto.graph.node:
         found = _product(node, graph, made_by) or _widened(node, graph)
@@ -139,7 +139,8 @@ def _product(node: onnx.NodeProto, graph: Graph, made_by: Producers) -> Nodes:
     shape = graph.shape(x)
     if weight is None or shape is None or prod(shape[:-1]) > few_bits.MOST_ROWS or _is_of_bytes(x, made_by):
         return None
-    found = _in_blocks(weight, 1 if is_turned != bool(given["transB"]) else 0, prod(shape[:-1]))
+    deep = 1 if is_turned != bool(given["transB"]) else 0
+    found = _in_blocks(weight, deep, prod(shape[:-1]), graph.lanes)
     if found is None:
         return None
     made = Made(graph)
@@ -165,24 +166,25 @@ def _is_of_bytes(name: str, made_by: Producers) -> bool:
     return node is not None and node.op_type == _OPERATOR
 
 
-def _in_blocks(weight: _Weight, deep: int, rows: int) -> tuple[Layout, Matrix] | None:
+def _in_blocks(weight: _Weight, deep: int, rows: int, lanes: int) -> tuple[Layout, Matrix] | None:
     """As the kernel of few rows has it; None where it has no such blocks, or is not worth it.
 
     Args:
         deep: The axis along which products are summed.
+        rows, lanes: See `Layout.on`.
     """
     values, scales, zeros = weight.values, weight.scales, weight.zeros
     if values.dtype not in (np.int8, np.uint8) or values.size < _WORTH_BYTES:
         return None
     k, n = values.shape[deep], values.shape[1 - deep]
-    if weight.block and (weight.axis != deep or weight.block % _LANES):
+    if weight.block and (weight.axis != deep or weight.block % _MULTIPLE):
         return None
     if not weight.block and scales.size > 1 and weight.axis == deep:
         return None
-    block = weight.block or -(-k // _LANES) * _LANES
+    block = weight.block or -(-k // _MULTIPLE) * _MULTIPLE
     is_short = bool(_fits(values) and _fits(zeros))
     lowest = 0 if values.dtype == np.uint8 else -8 if is_short else -128
-    layout = Layout(n, k, 4 if is_short else 8, block, rows)
+    layout = Layout.on(lanes, n, k, 4 if is_short else 8, block, rows)
     columns, of_blocks = (values if deep else values.T), (n, layout.blocks)
     numbers = np.zeros((n, layout.blocks * block), np.uint8)
     numbers[:, :k] = columns.astype(np.int16) - lowest

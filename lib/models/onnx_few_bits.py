@@ -43,7 +43,7 @@ def matrix_product(node: onnx.NodeProto, graph: Graph) -> Nodes:
     if shape is None or values is None or order or given["weight_prepacked"] or given["bits"] not in (2, 4, 8):
         return None
     rows = prod(shape[:-1])
-    layout = Layout(given["N"], given["K"], given["bits"], given["block_size"], rows)
+    layout = Layout.on(graph.lanes, given["N"], given["K"], given["bits"], given["block_size"], rows)
     matrix = _matrix(layout, *values)
     made = Made(graph)
     is_known = graph.has_loops and matrix.zeros.dtype == np.uint8

@@ -88,7 +88,7 @@ def _import(
             onnx_contributed.expand, has_loops=has_loops, instruction=instruction, lanes=lanes, had_halves=had_halves
         ),
         onnx_functions.expand,
-        partial(onnx_dequantized.expand, has_loops=has_loops),
+        partial(onnx_dequantized.expand, has_loops=has_loops, lanes=lanes),
         partial(onnx_decompositions.decompose, has_loops=has_loops),
     ):
         if simplified(proto):

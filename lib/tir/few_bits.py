@@ -23,9 +23,8 @@ from lib.tir import parallel
 FUNCTION = "few_bits"  # name of the functions and of their blocks
 BITS = (4, 8)
 _WORD = 32
-_LANES = 16
 _VECTORS = 4  # of columns that are summed together
-_SUMS = 8  # vectors of them, at most: with as many totals, and what is unpacked, they fill the registers
+_SUMS = 8  # vectors of them and of rows, at most: with as many totals, and what is unpacked, they fill the registers
 _CHAINS = 2  # of sums for each, where one row alone leaves the units waiting for one another
 
 
@@ -36,6 +35,8 @@ class Layout:
     Attributes:
         block: Numbers along k that have a scale together.
         rows: That are multiplied at once.
+        lanes: Of a vector of columns.
+        sums: Vectors of columns and rows, at most.
     """
 
     n: int
@@ -43,6 +44,16 @@ class Layout:
     bits: int
     block: int
     rows: int = 1
+    lanes: int = 16
+    sums: int = _SUMS
+
+    @classmethod
+    def on(cls, lanes: int, n: int, k: int, bits: int, block: int, rows: int) -> "Layout":
+        """As suits a CPU whose vectors have so many lanes: sixteen take two of AVX2's sixteen registers, which the sums
+        overflowed (2.3 times as slow for four rows of four bits). One row of bytes is the fastest with few of these."""
+        if lanes >= 16:
+            return cls(n, k, bits, block, rows)
+        return cls(n, k, bits, block, rows, 16, 2) if (bits, rows) == (8, 1) else cls(n, k, bits, block, rows, 8)
 
     @property
     def blocks(self) -> int:
@@ -61,16 +72,16 @@ class Layout:
     @property
     def vectors(self) -> int:
         """Of columns, in a tile."""
-        fitting = (v for v in (_VECTORS, 2, 1) if v == 1 or v * self.rows <= _SUMS)
-        return next(v for v in fitting if -(-self.n // _LANES) % v == 0)
+        fitting = (v for v in (_VECTORS, 2, 1) if v == 1 or v * self.rows <= self.sums)
+        return next(v for v in fitting if -(-self.n // self.lanes) % v == 0)
 
     @property
     def tiles(self) -> int:
-        return -(-self.n // (_LANES * self.vectors))
+        return -(-self.n // (self.lanes * self.vectors))
 
     @property
     def text(self) -> str:
-        return f"{self.n} {self.k} {self.bits} {self.block} {self.rows}"
+        return f"{self.n} {self.k} {self.bits} {self.block} {self.rows} {self.lanes} {self.sums}"
 
     @classmethod
     def parsed(cls, text: str) -> "Layout":
@@ -89,9 +100,9 @@ class Layout:
         return np.ascontiguousarray(self._in_tiles(values).transpose(0, 3, 1, 2))
 
     def _in_tiles(self, values: np.ndarray) -> np.ndarray:
-        columns = self.tiles * self.vectors * _LANES
+        columns = self.tiles * self.vectors * self.lanes
         whole = np.pad(values, [(0, columns - self.n), *[(0, 0)] * (values.ndim - 1)])
-        return whole.reshape(self.tiles, self.vectors, _LANES, *values.shape[1:])
+        return whole.reshape(self.tiles, self.vectors, self.lanes, *values.shape[1:])
 
 
 @cache
@@ -104,12 +115,12 @@ def product(layout: Layout, kind: str = "float32", *, has_one_zero: bool = False
         has_one_zero: Zero points are all the same: one, of shape (1, 1, 1, 1).
     """
     n, k, rows, block, per_word, steps = layout.n, layout.k, layout.rows, layout.block, layout.per_word, layout.steps
-    blocks, vectors, tiles = layout.blocks, layout.vectors, layout.tiles
-    chains, is_whole = _CHAINS if rows == 1 else 1, n == tiles * vectors * _LANES
-    width = min(block, _LANES)
-    z_tiles, z_blocks, z_vectors, z_lanes = (1,) * 4 if has_one_zero else (tiles, blocks, vectors, _LANES)
-    of_words = tuple(map(T.int64, (tiles, blocks, steps, vectors, _LANES)))
-    of_columns = tuple(map(T.int64, (tiles, blocks, vectors, _LANES)))
+    blocks, vectors, tiles, lanes = layout.blocks, layout.vectors, layout.tiles, layout.lanes
+    chains, is_whole = _CHAINS if rows == 1 else 1, n == tiles * vectors * lanes
+    width = min(block, lanes)
+    z_tiles, z_blocks, z_vectors, z_lanes = (1,) * 4 if has_one_zero else (tiles, blocks, vectors, lanes)
+    of_words = tuple(map(T.int64, (tiles, blocks, steps, vectors, lanes)))
+    of_columns = tuple(map(T.int64, (tiles, blocks, vectors, lanes)))
     of_zeros = tuple(map(T.int64, (z_tiles, z_blocks, z_vectors, z_lanes)))
 
     def number(word: tirx.Expr, place: tirx.Expr) -> tirx.Expr:
@@ -179,11 +190,9 @@ def product(layout: Layout, kind: str = "float32", *, has_one_zero: bool = False
                         T.int64(0) : T.int64(blocks),
                         T.int64(0) : T.int64(steps),
                         T.int64(0) : T.int64(vectors),
-                        T.int64(0) : T.int64(_LANES),
+                        T.int64(0) : T.int64(lanes),
                     ],
-                    scales[
-                        p, T.int64(0) : T.int64(blocks), T.int64(0) : T.int64(vectors), T.int64(0) : T.int64(_LANES)
-                    ],
+                    scales[p, T.int64(0) : T.int64(blocks), T.int64(0) : T.int64(vectors), T.int64(0) : T.int64(lanes)],
                     zeros[
                         T.int64(0) : T.int64(z_tiles),
                         T.int64(0) : T.int64(z_blocks),
@@ -193,26 +202,26 @@ def product(layout: Layout, kind: str = "float32", *, has_one_zero: bool = False
                 )
                 T.writes(y[T.int64(0) : T.int64(rows), T.int64(0) : T.int64(n)])
                 total = T.sblock_alloc_buffer(
-                    (T.int64(rows), T.int64(vectors), T.int64(_LANES)), "float32", scope="local"
+                    (T.int64(rows), T.int64(vectors), T.int64(lanes)), "float32", scope="local"
                 )
                 sums = T.sblock_alloc_buffer(
-                    (T.int64(chains), T.int64(rows), T.int64(vectors), T.int64(_LANES)), "float32", scope="local"
+                    (T.int64(chains), T.int64(rows), T.int64(vectors), T.int64(lanes)), "float32", scope="local"
                 )
                 for m in T.unroll(T.int64(rows)):
                     for v in T.unroll(T.int64(vectors)):
-                        for lane in T.vectorized(T.int64(_LANES)):
+                        for lane in T.vectorized(T.int64(lanes)):
                             total[m, v, lane] = T.float32(0)
                 for b in T.serial(T.int64(blocks)):
                     for c in T.unroll(T.int64(chains)):
                         for m in T.unroll(T.int64(rows)):
                             for v in T.unroll(T.int64(vectors)):
-                                for lane in T.vectorized(T.int64(_LANES)):
+                                for lane in T.vectorized(T.int64(lanes)):
                                     sums[c, m, v, lane] = T.float32(0)
                     for s in T.serial(T.int64(steps)):
                         for v in T.unroll(T.int64(vectors)):
                             for at in T.unroll(T.int64(per_word)):
                                 for m in T.unroll(T.int64(rows)):
-                                    for lane in T.vectorized(T.int64(_LANES)):
+                                    for lane in T.vectorized(T.int64(lanes)):
                                         sums[at % chains, m, v, lane] = (
                                             sums[at % chains, m, v, lane]
                                             + number(words[p, b, s, v, lane], at)
@@ -220,7 +229,7 @@ def product(layout: Layout, kind: str = "float32", *, has_one_zero: bool = False
                                         )
                     for m in T.unroll(T.int64(rows)):
                         for v in T.unroll(T.int64(vectors)):
-                            for lane in T.vectorized(T.int64(_LANES)):
+                            for lane in T.vectorized(T.int64(lanes)):
                                 total[m, v, lane] = total[m, v, lane] + T.Cast("float32", scales[p, b, v, lane]) * (
                                     (sums[0, m, v, lane] + sums[1, m, v, lane] if chains > 1 else sums[0, m, v, lane])
                                     - zero(zeros, (p, b, v, lane)) * sums_of_rows[m, b]
@@ -228,12 +237,12 @@ def product(layout: Layout, kind: str = "float32", *, has_one_zero: bool = False
                 for m in T.unroll(T.int64(rows)):
                     for v in T.unroll(T.int64(vectors)):
                         if is_whole:
-                            for lane in T.vectorized(T.int64(_LANES)):
-                                y[m, (p * T.int64(vectors) + v) * T.int64(_LANES) + lane] = total[m, v, lane]
+                            for lane in T.vectorized(T.int64(lanes)):
+                                y[m, (p * T.int64(vectors) + v) * T.int64(lanes) + lane] = total[m, v, lane]
                         else:
-                            for lane in T.serial(T.int64(_LANES)):
-                                if (p * T.int64(vectors) + v) * T.int64(_LANES) + lane < T.int64(n):
-                                    y[m, (p * T.int64(vectors) + v) * T.int64(_LANES) + lane] = total[m, v, lane]
+                            for lane in T.serial(T.int64(lanes)):
+                                if (p * T.int64(vectors) + v) * T.int64(lanes) + lane < T.int64(n):
+                                    y[m, (p * T.int64(vectors) + v) * T.int64(lanes) + lane] = total[m, v, lane]
 
     return function.with_attr("tirx.noalias", True)
 

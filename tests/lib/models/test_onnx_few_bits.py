@@ -38,9 +38,9 @@ def save(path, node, shape, weights, kind=TensorProto.FLOAT):
     return path
 
 
-def computed(path, x, cpu, instruction=""):
+def computed(path, x, cpu, instruction="", lanes=8):
     """The result of the imported file, the names of its kernels, and its weights."""
-    model = onnx_import.load(path, instruction=instruction)
+    model = onnx_import.load(path, instruction=instruction, lanes=lanes)
     module = fusion.fuse(model.module, cpu.tvm())
     [found] = helpers.results(module, cpu, x, *model.weights.values())
     return found, {gvar.name_hint for gvar in module.get_global_vars()}, list(model.weights.values())
@@ -65,8 +65,9 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_with_matrices_of_few_bits(tmp_path, cpu, name):
+def test_products_with_matrices_of_few_bits(tmp_path, cpu, name, lanes):
     shape, bits, block, zeros, has_bias = PRODUCTS[name]
     k = shape[-1]
     blocks = -(-k // block)
@@ -86,7 +87,7 @@ def test_products_with_matrices_of_few_bits(tmp_path, cpu, name):
     node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", K=k, N=N, bits=bits, block_size=block)
     path, x = save(tmp_path / "m.onnx", node, shape, weights), RNG.normal(size=shape).astype(np.float32)
 
-    found, kernels, kept = computed(path, x, cpu)
+    found, kernels, kept = computed(path, x, cpu, lanes=lanes)
 
     matrix = ((numbers - around[..., None]) * weights["s"][..., None].astype(np.float64)).reshape(N, -1)[:, :k]
     expected = x.astype(np.float64) @ matrix.T + weights.get("c", 0)
