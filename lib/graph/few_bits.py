@@ -8,6 +8,7 @@ As for recurrent layers (`lib.graph.recurrence`), a call of a function that nobo
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tvm
@@ -69,11 +70,15 @@ def in_halves(matrix: np.ndarray, rows: int) -> np.ndarray | None:
     return halves.narrowed(matrix) if rows <= MOST_ROWS and matrix.size >= _WORTH_HALVES else None
 
 
-def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray) -> relax.Expr:
-    """A product of x (..., k) with a matrix (k, n) in float16 or bf16: (..., n), in float32."""
-    *outer, k = static_shape(x) or ()
+def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray, lanes: int) -> relax.Expr:
+    """A product of x (..., k) with a matrix (k, n) in float16 or bf16: (..., n), in float32.
+
+    Args:
+        lanes: Of a vector of the target.
+    """
+    *outer, _ = static_shape(x) or ()
     n = matrix.shape[1]
-    return _stand_in(builder, x, n, [halves.packed(matrix, math.prod(outer))], f"{n} {k}")
+    return _stand_in(builder, x, n, [halves.packed(matrix, math.prod(outer), lanes)], str(n))
 
 
 def _stand_in(
@@ -102,8 +107,8 @@ def _program(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 def _function(packed: Sequence[relax.Expr], text: str, rows: int) -> tuple[tirx.PrimFunc, str]:
     """The program for what was emitted, and its name."""
     if len(packed) == 1:
-        n, k = map(int, text.split())
-        return halves.product(n, k, rows, str(packed[0].ty.dtype)), halves.FUNCTION
+        shape: Any = static_shape(packed[0])
+        return halves.product(int(text), rows, str(packed[0].ty.dtype), shape), halves.FUNCTION
     *numbers, instruction = text.split(" ")
     layout, kind = Layout.parsed(" ".join(numbers)), dtype(packed[1])
     if instruction:

@@ -109,7 +109,7 @@ def product_of_halves(node: onnx.NodeProto, graph: Graph) -> Nodes:
         return None
     made = Made(graph)
     short = np.ascontiguousarray(short.T) if given["transB"] else short
-    found = made.add(helper.make_node(HALVES, [x, graph.constant(short)], [""]))
+    found = made.add(helper.make_node(HALVES, [x, graph.constant(short)], [""], lanes=graph.lanes))
     graph.tell(found, TensorProto.FLOAT, (*shape[:-1], short.shape[1]))
     return made.ending(node, made.op("Add", found, bias) if bias else found)
 
@@ -189,9 +189,9 @@ class _FewBits(Converter):
 class _FewHalves(Converter):
     @classmethod
     def _convert(
-        cls, builder: relax.BlockBuilder, inputs: Sequence[Any], _given: Mapping[str, Any], _params: object
+        cls, builder: relax.BlockBuilder, inputs: Sequence[Any], given: Mapping[str, Any], _params: object
     ) -> relax.Expr:
-        return few_bits.emit_halves(builder, inputs[0], value_of(inputs[1]))
+        return few_bits.emit_halves(builder, inputs[0], value_of(inputs[1]), given["lanes"])
 
 
 CONVERTERS = {KEPT: _FewBits, HALVES: _FewHalves}

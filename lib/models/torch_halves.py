@@ -10,8 +10,12 @@ from tvm import relax
 from lib.graph import few_bits
 
 
-def converters(program: Any) -> dict[str, Callable[[Any, Any], relax.Expr]]:
-    """Of linear layers of a program that was widened."""
+def converters(program: Any, lanes: int) -> dict[str, Callable[[Any, Any], relax.Expr]]:
+    """Of linear layers of a program that was widened.
+
+    Args:
+        lanes: Of a vector of the target.
+    """
 
     def linear(node: Any, importer: Any) -> relax.Expr:
         x, weight, *bias = node.args
@@ -19,7 +23,7 @@ def converters(program: Any) -> dict[str, Callable[[Any, Any], relax.Expr]]:
         if matrix is None:
             return importer._linear(node)
         emit = importer.block_builder.emit
-        found = emit(few_bits.emit_halves(importer.block_builder, importer.env[x], matrix))
+        found = emit(few_bits.emit_halves(importer.block_builder, importer.env[x], matrix, lanes))
         return emit(relax.op.add(found, importer.env[bias[0]])) if bias and bias[0] is not None else found
 
     return {"linear.default": linear}

@@ -68,7 +68,7 @@ def load(
         _check_shapes(torch, program, path)
         _check_state(program, path)
         torch_complex.require_known(program, path)
-        narrow = torch_halves.converters(program) if had_halves and has_loops else {}
+        narrow = torch_halves.converters(program, lanes) if had_halves and has_loops else {}
         module = _translate(program, path, {**torch_experts.converters(lanes), **narrow})
     del program
     gc.collect()  # graphs of torch are cycles: without this the weights stay in memory beside those cleaned up

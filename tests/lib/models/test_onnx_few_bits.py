@@ -226,9 +226,9 @@ HALVES = {
 }
 
 
-@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("kind", "lanes"), [(np.float16, 8), (np.float16, 16), (ml_dtypes.bfloat16, 8)])
 @pytest.mark.parametrize("name", HALVES)
-def test_few_rows_times_matrices_in_halves_read_them_as_they_are(tmp_path, cpu, name, kind):
+def test_few_rows_times_matrices_in_halves_read_them_as_they_are(tmp_path, cpu, name, kind, lanes):
     operator, shape, n, attrs, stays_small = HALVES[name]
     matrix = RNG.normal(0, 0.1, (n, shape[-1]) if attrs.get("transB") else (shape[-1], n)).astype(kind)
     matrix.flat[0] = 1e-7  # which float16 has not as bfloat16 has it
@@ -245,7 +245,7 @@ def test_few_rows_times_matrices_in_halves_read_them_as_they_are(tmp_path, cpu, 
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
     x = RNG.normal(size=shape).astype(np.float32)
 
-    found, kernels, kept = computed(tmp_path / "m.onnx", x, cpu)
+    found, kernels, kept = computed(tmp_path / "m.onnx", x, cpu, lanes=lanes)
 
     wide = matrix.astype(np.float64)
     expected = attrs.get("alpha", 1) * (x @ (wide.T if attrs.get("transB") else wide)) + weights.get("b", np.zeros(1))
