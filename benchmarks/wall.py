@@ -36,7 +36,7 @@ from tests.helpers import environment, luigi_command
 Arrays = Sequence[np.ndarray]
 
 VERDICTS = {
-    "works": "a library came out, and computes what it should within 1e-3 of the largest value, or what lies beside it says",
+    "works": "a library came out, and computes what it should within 1e-3 of the largest value, or so far as is said",
     "refused": "no library, but a line that names the operator or the reason",
     "seen wrong": "no library: verification saw that it would compute something else",
     "nothing": "nothing in it can be tuned, and a line says so",

@@ -20,3 +20,17 @@ def cast(torch: ModuleType, graph: Any, node: Any, dtype: Any) -> Any:
     made = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
     made.meta["val"] = node.meta["val"].to(dtype)
     return made
+
+
+def become_constant(torch: ModuleType, program: Any, node: Any, value: Any) -> None:
+    """Have a tensor take a node's place, as a constant of the program."""
+    from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+    specs, name = program.graph_signature.input_specs, f"constant_of_{node.name}"
+    place = next((n for n, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
+    with program.graph.inserting_before(list(program.graph.nodes)[place]):
+        made = program.graph.placeholder(name)
+    made.meta["val"] = node.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
+    node.replace_all_uses_with(made)
+    specs.insert(place, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(made.name), name))
+    program.constants[name] = value

@@ -61,7 +61,7 @@ def load(
         _check_inputs(torch, program, path)
         had_halves = torch_float32.widen(torch, program)
         was_open = torch_shapes.settle(torch, program, shapes or {}, path)
-        if not _settle_numbers(torch, program) and not was_open:
+        if not _settle_values(torch, program) and not was_open:
             _check_shapes(torch, program, path)
         _check_weights(torch, program, path)
         program = _decompose(torch, program, path, has_loops=has_loops)
@@ -106,29 +106,41 @@ def _check_inputs(torch: ModuleType, program: Any, path: Path) -> None:
             raise ModelError(f"{path}: input {node.name!r} is {value!r}, not a tensor. Export the model without it.")
 
 
-def _settle_numbers(torch: ModuleType, program: Any) -> bool:
-    """Numbers that are read out of constants, as a shape is of positions (`positions.max().item()`), are such.
+def _settle_values(torch: ModuleType, program: Any) -> bool:
+    """What is computed of constants alone and decides shapes is a constant: numbers that are read out of them, as of
+    positions (`positions.max().item()`), and what a mask takes of them, as a graph's edges without loops.
 
     Returns:
-        Whether there are any. Shapes that depend on them follow when the program is decomposed.
+        Whether there is any. Shapes that depend on it follow when the program is decomposed.
     """
-    items = program.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default)
-    known = _known(torch, program) if items else {}
-    numbers = {node: known[node] for node in items if node in known}
+    nodes = program.graph.nodes
+    if not any(node.target is torch.ops.aten.item.default or _is_open(torch, node) for node in nodes):
+        return False
+    known = _known(torch, program)
+    numbers = {node: value for node, value in known.items() if isinstance(value, (bool, int, float))}
     for user in {user for node in numbers for user in node.users}:
         user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
-    return bool(numbers)
+    masked = [node for node in known if _is_open(torch, node) and not known.keys() >= node.users.keys()]
+    for node in masked:
+        torch_graph.become_constant(torch, program, node, known[node])
+    program.graph.eliminate_dead_code()
+    return bool(numbers or masked)
 
 
 def _check_shapes(torch: ModuleType, program: Any, path: Path) -> None:
     """No operator whose result has as many elements as its values say."""
     for node in program.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and any(isinstance(extent, torch.SymInt) for extent in value.shape):
+        if _is_open(torch, node):
             raise ModelError(
                 f"{path}: the shape of {node.name!r}, which {_operator(node)} makes, depends on its values. "
                 "Export a model whose shapes are all fixed."
             )
+
+
+def _is_open(torch: ModuleType, node: Any) -> bool:
+    """Whether a node makes a tensor of a shape that is not known."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(isinstance(extent, torch.SymInt) for extent in value.shape)
 
 
 def _check_weights(torch: ModuleType, program: Any, path: Path) -> None:

@@ -74,6 +74,18 @@ def test_shapes_that_constants_decide_are_fixed(tmp_path, cpu, torch, models):
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", models["function"](repeated), torch.randn(2, 5))
 
 
+def test_a_graph_whose_edges_are_known_has_as_many_without_loops_as_there_are(tmp_path, cpu, torch, models):
+    def summed(self, x):
+        edges = self.edges[:, self.edges[0] != self.edges[1]]
+        weights = torch.ones(edges.shape[1]) / edges.shape[1]
+        return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]] * weights[:, None])
+
+    model = models["function"](summed)
+    model.register_buffer("edges", torch.tensor([[0, 1, 2, 2, 3], [1, 0, 2, 3, 0]]))
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(4, 5))
+
+
 def test_shapes_that_are_written_part_by_part_are_fixed(tmp_path, cpu, torch, models):
     def repeated(self, x):
         sizes = torch.zeros(2, dtype=torch.int64)
