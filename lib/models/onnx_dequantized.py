@@ -29,7 +29,7 @@ _SHORT = {
     TensorProto.UINT2: np.uint8,
 }
 _KNOWN = ("int8", "uint8", "int16", "uint16", "int32")  # to TVM's importer
-_MOVES = {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather"}
+_MOVES = {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice"}
 _MULTIPLE = 16  # that blocks of the kernel are of
 _WORTH_BYTES = 1 << 16  # elements; a smaller matrix of floats stays in cache
 

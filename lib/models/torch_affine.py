@@ -31,9 +31,8 @@ def _choose(
     import torch
 
     least, most = _limits(dtype, least, most)
-    within = list(range(1, 2 * x.ndim, 2))
-    low, high = (each(within) for each in (_in_blocks(x, size).amin, _in_blocks(x, size).amax))
-    low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    apart, within = _in_blocks(x, size), list(range(1, 2 * x.ndim, 2))
+    low, high = apart.amin(within).clamp(max=0.0), apart.amax(within).clamp(min=0.0)
     if mapping_type == "ASYMMETRIC":
         scale = (high - low) / float(most - least)
     elif mapping_type == "SYMMETRIC":

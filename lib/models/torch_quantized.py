@@ -33,7 +33,6 @@ _SCHEMAS = {
         f"(Tensor input, Tensor scales, Tensor? zero_points, int axis, {_LIMITS}, {_OUT}) -> Tensor",
     _CHOICE: "(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)",
 }  # fmt: skip
-_RANGES = {"uint8": (0, 255), "int8": (-128, 127)}
 _MOVES = ("view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "expand", "slice", "clone")
 _declared: list[Any] = []  # declarations last as long as the object that made them
 
@@ -101,14 +100,10 @@ def _quantize(node: Any, importer: Any) -> relax.Expr:
         return chosen.values
     x, (scale, zero, axis, limits, kind) = importer.env[node.args[0]], _described(node, importer)
     emit, rank = importer.block_builder.emit, x.ty.ndim
-    if kind in _RANGES and limits != _RANGES[kind]:
-        ends = (
-            ((np.float32(end) - zero.astype(np.float32)) * scale).reshape(
-                [-1 if n == axis and scale.size > 1 else 1 for n in range(rank)]
-            )
-            for end in limits
-        )
-        least, most = (relax.const(end.astype(np.float32)) for end in ends)
+    if limits != _limits_of(kind):
+        shape = [-1 if n == axis and scale.size > 1 else 1 for n in range(rank)]
+        ends = ((np.float32(end) - zero.astype(np.float32)) * scale for end in limits)
+        least, most = (relax.const(end.astype(np.float32).reshape(shape)) for end in ends)
         x = emit(relax.op.minimum(emit(relax.op.maximum(x, least)), most))
     units = relax.const(scale), relax.const(zero.astype(kind))
     return emit(relax.op.quantize(x, *units, axis=axis, out_dtype=kind))
@@ -126,23 +121,32 @@ def _choose(node: Any, importer: Any) -> tuple[byte_units.Bytes, byte_units.Byte
     """What is chosen belongs together: both results are all of it.
 
     Raises:
-        ValueError: It is for other numbers than all bytes, or read by others than these operators.
+        ValueError: It is for other numbers than all bytes, for another tensor, or read by others than these operators.
     """
-    least, most, _eps, kind = node.args[1:]
-    name = str(kind).removeprefix("torch.")
-    quantizing = [user for item in node.users for user in item.users]
-    if _RANGES.get(name) != (least, most) or not all(map(_stays_bytes, quantizing)):
-        raise ValueError(f"dynamic quantisation to {name} in {least} to {most}, of which there is no such program")
-    found = byte_units.emit(importer.block_builder, importer.env[node.args[0]])
+    x, least, most, _eps, dtype = node.args
+    kind, users = str(dtype).removeprefix("torch."), [user for item in node.users for user in item.users]
+    is_of_others = any(_packet(user) == _TO and user.args[0] is not x for user in users)
+    is_known = kind in ("uint8", "int8") and _limits_of(kind) == (least, most)
+    if not is_known or is_of_others or not all(map(_stays_bytes, users)):
+        raise ValueError(f"dynamic quantisation to {kind} in {least} to {most}, of which there is no such program")
+    found = byte_units.emit(importer.block_builder, importer.env[x])
     return found, found
 
 
 def _stays_bytes(node: Any) -> bool:
     """Whether nobody sees bytes that stand for signed ones, and are 128 larger."""
-    name = getattr(node.target, "__name__", "").partition(".")[0]
-    if name == _BACK:
+    if _packet(node) == _BACK:
         return True
-    return name in (_TO, *_MOVES) and all(map(_stays_bytes, node.users))
+    return _packet(node) in (_TO, *_MOVES) and all(map(_stays_bytes, node.users))
+
+
+def _packet(node: Any) -> str:
+    """An operator's name without that of its overload."""
+    return str(getattr(node.target, "__name__", "")).partition(".")[0]
+
+
+def _limits_of(kind: str) -> tuple[int, int]:
+    return int(np.iinfo(kind).min), int(np.iinfo(kind).max)
 
 
 def _chosen(node: Any, importer: Any) -> byte_units.Bytes | None:

@@ -10,7 +10,7 @@ import pytest
 from lib.contracts.errors import ModelError
 from lib.models import torch_import, torch_quantized
 from tests.helpers import ROOT, computed
-from tests.lib.models.torch_helpers import save
+from tests.lib.models.torch_helpers import names, save
 
 BYTES, SIGNED = (0, 255), (-128, 127)
 
@@ -108,6 +108,8 @@ def cases(torch):
             there_and_back(ops, x, 0.03, 60, (0, 127), unsigned), w), 1),
         "signed limits that are alike": (rows, (16, 32), lambda x, w, ops: linear(
             there_and_back(ops, x, 0.01, 0, (-127, 127), signed), w), 1),
+        "sixteen bits": (rows, (16, 32), lambda x, w, ops: linear(
+            there_and_back(ops, x, 1e-4, 0, (-20000, 20000), torch.int16), w), 0),
         "a scale for each channel of an image": (image, (16, 8, 3, 3), of_channels, 0),
         "a scale that is chosen": (rows, (16, 32), lambda x, w, ops: linear(chosen(ops, x, BYTES, unsigned), w), 1),
         "a scale that is chosen for signed bytes": (rows, (16, 32), lambda x, w, ops: linear(
@@ -117,12 +119,7 @@ def cases(torch):
     }  # fmt: skip
 
 
-NAMES = ["a convolution", "depthwise", "products", "signed bytes", "limits within those of bytes",
-         "signed limits that are alike", "a scale for each channel of an image", "a scale that is chosen",
-         "a scale that is chosen for signed bytes", "one that is chosen for an image"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names(cases))
 def test_what_stands_between_bytes_is_computed_in_integers(tmp_path, cpu, torch, name):
     shape, of_weight, forward, n_products = cases(torch)[name]
     torch.manual_seed(0)
@@ -152,6 +149,19 @@ def test_a_choice_for_fewer_bits_than_bytes_have_is_refused(tmp_path, torch):
     )
 
     with pytest.raises(ModelError, match="dynamic quantisation to uint8 in 0 to 15"):
+        torch_import.load(path)
+
+
+def test_a_choice_for_another_tensor_is_refused(tmp_path, torch):
+    def forward(x, w, ops):
+        scale, zero = ops.choose_qparams(x, *BYTES, 2.0**-12, torch.uint8)
+        return torch.nn.functional.linear(there_and_back(ops, x.sin(), scale, zero, BYTES, torch.uint8), w)
+
+    path = save(
+        torch, tmp_path / "m.pt2", module(torch, torch.randn(4, 8), forward, operators(torch)), torch.randn(2, 8)
+    )
+
+    with pytest.raises(ModelError, match="dynamic quantisation to uint8"):
         torch_import.load(path)
 
 
