@@ -136,10 +136,6 @@ def test_what_stands_between_bytes_is_computed_in_integers(tmp_path, cpu, torch,
     assert len(products) == max(n_products, 1)
 
 
-def test_all_cases_are_tried(torch):
-    assert list(cases(torch)) == NAMES
-
-
 def test_a_choice_for_fewer_bits_than_bytes_have_is_refused(tmp_path, torch):
     def forward(x, w, ops):
         return torch.nn.functional.linear(chosen(ops, x, (0, 15), torch.uint8), w)
