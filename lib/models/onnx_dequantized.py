@@ -135,12 +135,12 @@ def _product(node: onnx.NodeProto, graph: Graph, made_by: Producers) -> Nodes:
     if given["transA"] or (given["alpha"], given["beta"]) != (1, 1):
         return None
     x, name, bias = [*node.input, ""][:3]
-    weight, is_turned = _matrix_of(name, graph, made_by)
     shape = graph.shape(x)
-    if weight is None or shape is None or prod(shape[:-1]) > few_bits.MOST_ROWS or _is_of_bytes(x, made_by):
+    if shape is None or prod(shape[:-1]) > few_bits.MOST_ROWS or _is_of_bytes(x, made_by):
         return None
+    weight, is_turned = _matrix_of(name, graph, made_by)
     deep = 1 if is_turned != bool(given["transB"]) else 0
-    found = _in_blocks(weight, deep, prod(shape[:-1]), graph.lanes)
+    found = _in_blocks(weight, deep, prod(shape[:-1]), graph.lanes) if weight else None
     if found is None:
         return None
     made = Made(graph)
@@ -153,6 +153,8 @@ def _matrix_of(name: str, graph: Graph, made_by: Producers) -> tuple[_Weight | N
     node = made_by.get(name)
     is_turned = node is not None and node.op_type == "Transpose"
     if node is not None and is_turned:
+        if attributes(node, perm=[1, 0])["perm"] != [1, 0]:
+            return None, is_turned
         node = made_by.get(node.input[0])
     if node is None or node.op_type != _OPERATOR or len(graph.shape(node.input[0]) or ()) != 2:
         return None, is_turned
