@@ -47,10 +47,11 @@ VERDICTS = {
     "crash": "the process ended without a word",
     "hang": "killed after the deadline",
 }
-TOLERANCE = {"float16": 5e-3, "bfloat16": 4e-2}  # of the largest value; else 1e-3
+TOLERANCE = {"float16": 5e-3, "bfloat16": 4e-2}  # of the largest value
+WITHIN = 1e-3  # the same of all others, unless a file says otherwise
 
 
-def compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], within: float = 1e-3) -> dict[str, Any]:
+def compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], within: float = WITHIN) -> dict[str, Any]:
     """Whether outputs are what they should be.
 
     Args:
@@ -145,7 +146,7 @@ def _beside(file: Path) -> tuple[list[np.ndarray], list[np.ndarray], float]:
     """Inputs and outputs that lie beside a file, and how far from these a library may be."""
     found = np.load(file.parent / f"{file.name.split('.')[0]}.npz")
     inputs, outputs = ([found[key] for key in found if key.startswith(kind)] for kind in ("input", "output"))
-    return inputs, outputs, float(found["within"]) if "within" in found else 1e-3
+    return inputs, outputs, float(found["within"]) if "within" in found else WITHIN
 
 
 def serve(folder: Path, *, quick: bool) -> None:

@@ -30,7 +30,7 @@ from lib.graph.rewrite import (
 from lib.tir import few_bits, few_bits_rows, halves
 from lib.tir.few_bits import Layout
 
-_WORTH_HALVES = 1 << 16  # elements of a matrix in halves; of fewer, it stays in cache
+WORTH = 1 << 16  # elements of a matrix in halves or bytes; of fewer, it stays in cache as floats
 MOST_ROWS = 8  # of more, a matrix that is widened once is multiplied faster
 _STANDS_FOR = f"lib.{few_bits.FUNCTION}"
 
@@ -67,7 +67,7 @@ def emit(
 def in_halves(matrix: np.ndarray, rows: int) -> np.ndarray | None:
     """A matrix of float32 as so many rows are multiplied with it: in float16 or bf16, where nothing is lost and it is
     faster; else None."""
-    return halves.narrowed(matrix) if rows <= MOST_ROWS and matrix.size >= _WORTH_HALVES else None
+    return halves.narrowed(matrix) if rows <= MOST_ROWS and matrix.size >= WORTH else None
 
 
 def emit_halves(builder: relax.BlockBuilder, x: relax.Expr, matrix: np.ndarray, lanes: int) -> relax.Expr:

@@ -361,9 +361,6 @@ def _along(
         yield graph.node("Add", total, graph.constant(taps.constant.astype(dtype).reshape(around)))
 
 
-Rule = Callable[[onnx.NodeProto, Graph], Nodes]
-
-
 def _roi_align(node: onnx.NodeProto, graph: Graph) -> Nodes:
     """Of regions in units of the image that is read: TVM takes half a pixel off before it scales, ONNX afterwards."""
     given = attributes(node, coordinate_transformation_mode=b"half_pixel", spatial_scale=1.0)
@@ -374,6 +371,8 @@ def _roi_align(node: onnx.NodeProto, graph: Graph) -> Nodes:
     aligned = graph.like(node, node.input[0], regions.output[0], node.input[2])
     return graph.ending(node, [regions, graph.changed(aligned, {"spatial_scale": 1.0})])
 
+
+Rule = Callable[[onnx.NodeProto, Graph], Nodes]
 
 RULES: dict[str, Rule] = {
     "Sum": _sum,

@@ -31,7 +31,6 @@ _SHORT = {
 _KNOWN = ("int8", "uint8", "int16", "uint16", "int32")  # to TVM's importer
 _MOVES = {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice"}
 _MULTIPLE = 16  # that blocks of the kernel are of
-_WORTH_BYTES = 1 << 16  # elements; a smaller matrix of floats stays in cache
 
 Producers = Mapping[str, onnx.NodeProto]
 
@@ -100,11 +99,6 @@ class _Weight:
             scales, zeros = scales.reshape(-1), zeros.reshape(-1)
         return cls(values, scales.astype(np.float32), zeros, axis, given["block_size"])
 
-    @property
-    def is_known(self) -> bool:
-        """Whether TVM's importer takes it."""
-        return not self.block and str(self.values.dtype) in _KNOWN
-
     def in_floats(self) -> np.ndarray:
         """Of the shape of the values, in float32."""
         around = self.values.astype(np.float32) - self._spread(self.zeros.astype(np.float32))
@@ -120,11 +114,18 @@ class _Weight:
 
 
 def _widened(node: onnx.NodeProto, graph: Graph) -> Nodes:
-    weight = _Weight.of(node, graph) if node.op_type == _OPERATOR else None
-    if weight is None or (weight.is_known and graph.shape(node.input[1]) in ((), weight.scales.shape)):
+    weight = _Weight.of(node, graph) if node.op_type == _OPERATOR and not _is_known(node, graph) else None
+    if weight is None:
         return None
     made = Made(graph)
     return made.ending(node, graph.constant(weight.in_floats()))
+
+
+def _is_known(node: onnx.NodeProto, graph: Graph) -> bool:
+    """Whether TVM's importer takes what a node dequantises; told without reading it."""
+    scales = graph.shape(node.input[1]) or ()
+    is_plain = not attributes(node, block_size=0)["block_size"] and (len(scales) < 2 or prod(scales) == 1)
+    return is_plain and str(graph.dtype(node.input[0])) in _KNOWN
 
 
 def _product(node: onnx.NodeProto, graph: Graph, made_by: Producers) -> Nodes:
@@ -176,7 +177,7 @@ def _in_blocks(weight: _Weight, deep: int, rows: int, lanes: int) -> tuple[Layou
         rows, lanes: See `Layout.on`.
     """
     values, scales, zeros = weight.values, weight.scales, weight.zeros
-    if values.dtype not in (np.int8, np.uint8) or values.size < _WORTH_BYTES:
+    if values.dtype not in (np.int8, np.uint8) or values.size < few_bits.WORTH:
         return None
     k, n = values.shape[deep], values.shape[1 - deep]
     if weight.block and (weight.axis != deep or weight.block % _MULTIPLE):

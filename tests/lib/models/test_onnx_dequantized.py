@@ -17,9 +17,9 @@ K, N = 288, 256
 BYTES = K * N
 
 
-def save(path, nodes, shape, weights, kind=TensorProto.FLOAT, domains=(("", 23),)):
+def save(path, nodes, shape, weights, domains=(("", 23),)):
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", kind, shape)],
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )  # fmt: skip

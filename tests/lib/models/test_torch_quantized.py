@@ -136,16 +136,20 @@ def test_what_stands_between_bytes_is_computed_in_integers(tmp_path, cpu, torch,
     assert len(products) == max(n_products, 1)
 
 
+def assert_refused(torch, folder, forward, told):
+    """A module of a small weight is, in these words."""
+    model = module(torch, torch.randn(4, 8), forward, operators(torch))
+    path = save(torch, folder / "m.pt2", model, torch.randn(2, 8))
+
+    with pytest.raises(ModelError, match=told):
+        torch_import.load(path)
+
+
 def test_a_choice_for_fewer_bits_than_bytes_have_is_refused(tmp_path, torch):
     def forward(x, w, ops):
         return torch.nn.functional.linear(chosen(ops, x, (0, 15), torch.uint8), w)
 
-    path = save(
-        torch, tmp_path / "m.pt2", module(torch, torch.randn(4, 8), forward, operators(torch)), torch.randn(2, 8)
-    )
-
-    with pytest.raises(ModelError, match="dynamic quantisation to uint8 in 0 to 15"):
-        torch_import.load(path)
+    assert_refused(torch, tmp_path, forward, "dynamic quantisation to uint8 in 0 to 15")
 
 
 def test_a_choice_for_another_tensor_is_refused(tmp_path, torch):
@@ -153,12 +157,7 @@ def test_a_choice_for_another_tensor_is_refused(tmp_path, torch):
         scale, zero = ops.choose_qparams(x, *BYTES, 2.0**-12, torch.uint8)
         return torch.nn.functional.linear(there_and_back(ops, x.sin(), scale, zero, BYTES, torch.uint8), w)
 
-    path = save(
-        torch, tmp_path / "m.pt2", module(torch, torch.randn(4, 8), forward, operators(torch)), torch.randn(2, 8)
-    )
-
-    with pytest.raises(ModelError, match="dynamic quantisation to uint8"):
-        torch_import.load(path)
+    assert_refused(torch, tmp_path, forward, "dynamic quantisation to uint8")
 
 
 def test_bytes_that_the_model_gives_back_are_not_chosen_here(tmp_path, torch):
@@ -166,12 +165,7 @@ def test_bytes_that_the_model_gives_back_are_not_chosen_here(tmp_path, torch):
         scale, zero = ops.choose_qparams(x, *SIGNED, 2.0**-12, torch.int8)
         return ops.quantize_per_tensor(x, scale, zero, *SIGNED, torch.int8)
 
-    path = save(
-        torch, tmp_path / "m.pt2", module(torch, torch.randn(4, 8), forward, operators(torch)), torch.randn(2, 8)
-    )
-
-    with pytest.raises(ModelError, match="dynamic quantisation to int8"):
-        torch_import.load(path)
+    assert_refused(torch, tmp_path, forward, "dynamic quantisation to int8")
 
 
 def test_who_declared_these_operators_before_keeps_them(torch):
