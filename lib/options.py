@@ -84,8 +84,8 @@ class Options:
 
     def require_range(self) -> None:
         """Raises: ConfigError, ModelError: The range cannot be compiled."""
-        if self.models or self.precision == IN_INT8:
-            raise ConfigError("A range of shapes is for TuneModel with one ONNX file, as it is or in bf16.")
+        if self.models:
+            raise ConfigError("A range of shapes is for TuneModel with one file.")
         for each in self.listed:
             each.source.check()
         target = targets.target(self.target, self.threads)  # before it is asked who would link for another machine

@@ -189,7 +189,7 @@ def test_a_round_that_another_process_made_meanwhile_is_not_the_end(monkeypatch)
     [
         ({"trials": 0}, "A range of shapes needs some trials"),
         ({"target_latency_ms": 1.0}, "--target-latency-ms is for one shape"),
-        ({"precision": "int8"}, "with one ONNX file, as it is or in bf16"),
+        ({"precision": "int8"}, "is quantised with samples of its inputs"),
         ({"target": "raspberry-pi/5", "threads": 4}, "for this machine's CPU alone"),
         ({"shape": "tokens=1..8"}, "has no open dimension 'tokens'"),
     ],

@@ -222,6 +222,25 @@ def test_a_causal_model_needs_no_mask(files, tmp_path):
         np.testing.assert_allclose(model(ids), session.run(None, {"ids": ids})[0], atol=2e-5)
 
 
+def test_a_file_is_quantised_once_for_all_shapes(tmp_path):
+    file = range_files.convolution(tmp_path / "images.onnx")
+    images = np.random.default_rng(0).normal(size=(4, 2, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "samples.npz", x=images)
+    options = ("--precision", "int8", "--calibration", str(tmp_path / "samples.npz"))
+
+    done = luigi(tmp_path, "TuneModel", "--model", str(file), "--shape", "batch=1,3", *options, "--trials", "10")
+
+    assert done.returncode == 0, done.stderr
+    model = Model(run_of(tmp_path).compiled.folder)
+    [quantized] = (tmp_path / "artifacts" / "quantized").iterdir()
+    sessions = [onnxruntime.InferenceSession(path) for path in (quantized, file)]
+    for batch in (1, 2, 3):
+        given = np.concatenate(images)[:batch]
+        found, (own, floats) = model(given), (session.run(None, {"x": given})[0] for session in sessions)
+        assert np.abs(found - own).max() < 0.02 * np.abs(own).max()
+        assert 0 < np.abs(found - floats).max() < 0.1 * np.abs(floats).max()
+
+
 def test_files_of_a_range_lie_where_the_map_says(tuned):
     run = run_of(tuned[0])
     joint = ModelFiles(run.folder.parents[1])

@@ -37,7 +37,7 @@ def quantized(file: Path, calibration: Path, folder: Path, bits: int = 8) -> Pat
 
     Raises:
         ConfigError: ONNX Runtime is not installed, or the samples do not fit.
-        ModelError: It cannot quantise the file.
+        ModelError: It cannot quantise the file, or there is nothing in it to quantise.
     """
     try:
         from onnxruntime import quantization as ort
@@ -60,7 +60,12 @@ def quantized(file: Path, calibration: Path, folder: Path, bits: int = 8) -> Pat
         except Exception as error:  # whatever its many passes raise for files that nobody tried
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise ModelError(f"{file}: ONNX Runtime cannot quantise it: {reason}") from error
-        (Path(work) / "quantized.onnx").replace(out)
+        made = Path(work) / "quantized.onnx"
+        if not is_quantized(made):
+            raise ModelError(
+                f"--precision int8: {file} has nothing to quantise: no {', '.join(_PRODUCTS)} with weights."
+            )
+        made.replace(out)
     return out
 
 
@@ -76,7 +81,7 @@ def _quantize(file: Path, work: Path, ort: Any, samples: list[dict[str, np.ndarr
         file = work / "newer.onnx"
         onnx.save(onnx.version_converter.convert_version(proto, _OPSET), file)
     ort.quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
-    graph = onnx.load(prepared).graph
+    graph = _name_products(prepared).graph
     weights = {tensor.name for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul"]
     has_images = any(node.op_type == "Conv" for node in graph.node)
@@ -89,6 +94,15 @@ def _quantize(file: Path, work: Path, ort: Any, samples: list[dict[str, np.ndarr
         nodes_to_exclude=[node.name for node in products if node.input[1] not in weights],
         extra_options={"TensorQuantOverrides": overrides},
     )  # fmt: skip
+
+
+def _name_products(file: Path) -> onnx.ModelProto:
+    """A file, in which each product has a name of its own now: by these some are left out, and ONNX needs none."""
+    proto = onnx.load(file)
+    for n, node in enumerate(each for each in proto.graph.node if each.op_type in _PRODUCTS):
+        node.name = f"{node.op_type}_{n}"
+    onnx.save(proto, file)
+    return proto
 
 
 def _with_room(graph: onnx.GraphProto) -> dict[str, list[dict[str, Any]]]:

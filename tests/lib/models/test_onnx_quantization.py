@@ -5,9 +5,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from lib.contracts.errors import ConfigError
+from lib.contracts.errors import ConfigError, ModelError
 from lib.models import onnx_quantization
 from lib.tir import small_weights
+from tests import range_files
 from tests.helpers import small_network
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -97,3 +98,30 @@ def test_samples_that_do_not_fit_are_refused(network, tmp_path, arrays, told):
 def test_an_empty_folder_is_refused(network, tmp_path):
     with pytest.raises(ConfigError, match="names no samples"):
         onnx_quantization.quantized(network, tmp_path, tmp_path / "out")
+
+
+def test_products_whose_nodes_have_no_names_are_quantised_too(tmp_path):
+    file = range_files.attention(tmp_path / "causal.onnx", "causal")
+    ids = np.random.default_rng(0).integers(0, range_files.VOCABULARY, (3, 1, 12))
+
+    made = onnx_quantization.quantized(file, samples(tmp_path / "samples.npz", ids=ids), tmp_path / "out")
+
+    weights = [tensor for tensor in onnx.load(made).graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
+    assert len([tensor for tensor in weights if len(tensor.dims) == 2]) == 6  # and products of two activations are not
+    found, expected = (onnxruntime.InferenceSession(str(path)).run(None, {"ids": ids[0]})[0] for path in (made, file))
+    assert 0 < np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
+
+
+def test_a_file_without_products_of_weights_is_refused(tmp_path):
+    value = onnx.helper.make_tensor_value_info
+    nodes = [onnx.helper.make_node("MatMul", ["x", "x"], ["y"])]
+    x, y = (value(name, onnx.TensorProto.FLOAT, (4, 4)) for name in "xy")
+    file = tmp_path / "products.onnx"
+    graph = onnx.helper.make_graph(nodes, "graph", [x], [y])
+    onnx.save(onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)]), file)
+
+    with pytest.raises(ModelError, match="has nothing to quantise"):
+        onnx_quantization.quantized(
+            file, samples(tmp_path / "samples.npz", x=np.ones((1, 4, 4), np.float32)), tmp_path / "out"
+        )
+    assert not list((tmp_path / "out").iterdir())
