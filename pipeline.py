@@ -235,12 +235,12 @@ class JoinSubgraphs(TunerTask, StageTask):
 
     def probe(self) -> None:
         """Refuse a range that padding would falsify, before it costs anything."""
-        given, onnx = self.given, self.given.original
+        given, original = self.given, self.given.original
         assert given.range is not None
-        assert onnx is not None
+        assert original is not None
         self.status("checking that padding changes nothing")
         probe.run(
-            onnx, given.files_of_shapes[0], given.range.buckets, given.range.limits, provenance=self.provenance,
+            original, given.files_of_shapes[0], given.range.buckets, given.range.limits, provenance=self.provenance,
             out=given.tuned_files,
         )  # fmt: skip
 
@@ -792,7 +792,7 @@ class CompileRange(CompileModel):
         ]
         compile_range.run(
             shapes, given.tuned_files, given.clustered[0], self.past, given.compile_target, self.config, pool,
-            limits=given.range.limits, onnx=given.original, provenance=self.provenance, out=given.shipped.compiled,
+            limits=given.range.limits, original=given.original, provenance=self.provenance, out=given.shipped.compiled,
             precision=given.algorithms.precision, say=self.status,
         )  # fmt: skip
 

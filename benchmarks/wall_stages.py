@@ -13,9 +13,9 @@ from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
 from lib.machine import targets
 from lib.measure.device_source import LocalDevice
+from lib.measure.file_peer import Original
 from lib.measure.libraries import Libraries
 from lib.measure.local_pool import LocalPool
-from lib.measure.onnx_peer import Original
 from lib.measure.protocol import Infer, OpenLibrary
 from lib.measure.runner import MeasureConfig
 from lib.models.source import Source

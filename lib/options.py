@@ -17,7 +17,7 @@ from lib.machine import linking, targets
 from lib.machine.registers import registers
 from lib.measure import devices, factory
 from lib.measure.devices import Devices
-from lib.measure.onnx_peer import Original
+from lib.measure.file_peer import Original
 from lib.measure.replay import ReplayRunner
 from lib.measure.runner import MeasureConfig, Runner
 from lib.models import listing, ranges

@@ -1,8 +1,8 @@
 """Whether the open dimensions of a model can be padded: asked of its file, before anything is tuned.
 
-The file is run (by ONNX Runtime) at a length, and at the length of the bucket that it falls into, with whatever in the
-padding: where that changes an output, the range is refused. Of a batch it never should; of a sequence it does not where
-a mask hides what is padded, or where the model is causal, so that no position sees those after it.
+The file is run (by ONNX Runtime, or torch) at a length, and at the length of the bucket that it falls into, with
+whatever in the padding: where that changes an output, the range is refused. Of a batch it never should; of a sequence
+it does not where a mask hides what is padded, or where the model is causal, so that no position sees those after it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lib.contracts.errors import ModelError
-from lib.measure.onnx_peer import OnnxPeer, Original, opened
+from lib.measure.file_peer import FilePeer, Original, opened
 from lib.measure.runner import ModelFailed
 from lib.models import onnx_float32
 from lib.runtime.family_tuner_runtime.ranges import cut, settled
@@ -112,7 +112,7 @@ def probe(
 class _Run:
     """Runs the file on inputs."""
 
-    def __init__(self, file: Original, session: OnnxPeer, work: Path) -> None:
+    def __init__(self, file: Original, session: FilePeer, work: Path) -> None:
         self._file, self._session, self._work, self.by = file, session, work, ""
 
     @property

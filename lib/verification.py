@@ -1,8 +1,6 @@
 """Whether a compiled model computes what it should, on a device of its own, and how fast beside the untuned one."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,16 +16,15 @@ from lib.contracts.errors import ConfigError, VerificationError
 from lib.contracts.files import CompiledFiles, ModelFiles
 from lib.contracts.settings import limit
 from lib.graph.algorithms import AS_IT_IS, IN_BF16, MULTIPLY_BF16
-from lib.measure import onnx_peer
+from lib.measure import file_peer
 from lib.measure.emulator import Emulator
-from lib.measure.onnx_peer import OnnxPeer, Original
-from lib.measure.protocol import BuildModel, OnnxOpened, PackWeights
+from lib.measure.file_peer import FilePeer, Original
+from lib.measure.protocol import BuildModel, PackWeights
 from lib.measure.runner import ModelFailed, ModelSession, Pool
 from lib.models import onnx_float32
 from lib.tir.numerics import error_but_rounding, largest_magnitude, random_values, relative_error
 
 PLAIN_LOOPS = "the model in plain loops"
-_ROOT = Path(__file__).parents[1]
 _ORIGINAL_TIMEOUT_S = 60.0  # of what the model came from: to load and run it, or to time it
 _GLANCES, _GLANCE_S = 2, 0.2  # turns, where nothing is known that a library could be slower than: it is shipped anyway
 _ROUNDINGS = 2.0  # times the error that roundings alone make: of a model in bf16 in plain loops, or of a quantised file
@@ -286,44 +283,15 @@ def peer_of(original: Original | None) -> Iterator["Peer | None"]:
     """The file that a model came from, in a process of its own for as long as a block lasts; none of one of the zoo."""
     if original is None:
         yield None
-    elif original.path.suffix == ".pt2":
-        yield Peer(original, ProgramRuns())
     else:
-        with onnx_peer.opened(original, _ORIGINAL_TIMEOUT_S, onnx_float32.compared_with) as session:
+        with file_peer.opened(original, _ORIGINAL_TIMEOUT_S, onnx_float32.compared_with) as session:
             yield Peer(original, session)
-
-
-class ProgramRuns:
-    """Runs of exported programs by torch, each in a process of its own; all that fails is a `ModelFailed`."""
-
-    def outputs(self, file: Original, inputs: Path, out: Path) -> tuple[list[np.ndarray], OnnxOpened]:
-        """What a program makes of inputs (.npz, in order), and by what."""
-        command = [sys.executable, "-m", "lib.models.torch_outputs", str(file.path.resolve()), str(inputs), str(out)]
-        try:
-            done = subprocess.run(
-                command, cwd=_ROOT, timeout=_ORIGINAL_TIMEOUT_S, capture_output=True, text=True, check=False
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise ModelFailed("run", f"torch takes more than {_ORIGINAL_TIMEOUT_S:.0f} s for it") from error
-        if done.returncode:
-            raise ModelFailed("run", (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-        return list(arrays.values(out)), OnnxOpened(done.stdout.strip().splitlines()[-1], is_timed=False)
-
-    def outputs_otherwise(self, file: Original, inputs: Path, out: Path, *, as_written: bool) -> list[np.ndarray]:
-        """The same of other inputs; `as_written` is how torch runs each operator anyway, and says nothing new."""
-        if as_written:
-            raise ModelFailed("run", "torch optimises nothing away")
-        return self.outputs(file, inputs, out)[0]
-
-    def latency_s(self, seconds: float) -> float:
-        """What runs operator by operator says nothing of how fast torch is."""
-        raise ModelFailed("time", f"a program's operators are not timed, be it for {seconds} s")
 
 
 class Peer:
     """The file that a model came from, run by ONNX Runtime, ONNX's reference evaluator or torch; it may fail."""
 
-    def __init__(self, file: Original, session: OnnxPeer | ProgramRuns) -> None:
+    def __init__(self, file: Original, session: FilePeer) -> None:
         self._file, self._session = file, session
         self.outputs: Sequence[np.ndarray] = []
         self.by = ""  # what ran it; empty if nothing did

@@ -25,7 +25,7 @@ from lib.machine.dots import BF16, INT8, INT16
 from lib.machine.registers import registers
 from lib.measure import peak
 from lib.measure.absent import AbsentDevice
-from lib.measure.onnx_peer import Original
+from lib.measure.file_peer import Original
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
 from lib.models import onnx_facts, onnx_rest

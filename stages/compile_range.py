@@ -29,11 +29,11 @@ from lib.contracts.tables import Provenance
 from lib.graph import fusion
 from lib.graph.algorithms import AS_IT_IS
 from lib.machine.targets import AnyTarget
-from lib.measure import onnx_peer
-from lib.measure.onnx_peer import OnnxPeer, Original
+from lib.measure import file_peer
+from lib.measure.file_peer import FilePeer, Original
 from lib.measure.protocol import PackWeights
 from lib.measure.runner import Pool
-from lib.models import onnx_facts, onnx_float32
+from lib.models import file_facts, onnx_float32
 from lib.runtime.family_tuner_runtime.ranges import cut
 from lib.shapes import Righted, Shape, agreed_of, built_of, order_of
 from lib.tir.numerics import relative_error
@@ -44,7 +44,7 @@ from lib.verification import Built, CompileConfig, Peer
 from lib.winners import Choice, choose_all
 
 Say = Callable[[str], None]
-_ONNX_TIMEOUT_S = 120.0
+_FILE_TIMEOUT_S = 120.0
 
 
 def run(
@@ -57,7 +57,7 @@ def run(
     pool: Pool,
     *,
     limits: Mapping[str, tuple[int, int]],
-    onnx: Original,
+    original: Original,
     provenance: Provenance,
     out: CompiledFiles,
     precision: str = AS_IT_IS,
@@ -70,7 +70,7 @@ def run(
         joint: Has the SUBGRAPHS of all, the MODELS and SHARED tables, and `range.json`; `families`: their FAMILIES.
         past: What was recalled, and the finished rounds.
         limits: The lowest and highest extent of each open dimension.
-        onnx: The file that the model came from: all is compared with it.
+        original: The file that the model came from: all is compared with it.
         out: Gets a library for each shape, the weights, a reference, `results.parquet` and, last, `manifest.json`.
 
     Raises:
@@ -91,7 +91,7 @@ def run(
     with tempfile.TemporaryDirectory(dir=out.folder, prefix=tables.BUILDING) as work:
         made = CompiledFiles(Path(work) / "bundle")
         made.folder.mkdir()
-        with onnx_peer.opened(onnx, _ONNX_TIMEOUT_S, onnx_float32.compared_with) as session:
+        with file_peer.opened(original, _FILE_TIMEOUT_S, onnx_float32.compared_with) as session:
             with clock.spent("build"):
                 say(f"compiling the model in {len(shapes)} shapes")
                 built = [built_of(shape, Path(work), precision) for shape in shapes]
@@ -102,7 +102,7 @@ def run(
                 together = _together(built, made, config)
             with clock.spent("verify"):
                 say("checking all shapes")
-                peers = [_peer(each, onnx, session) for each in built]
+                peers = [_peer(each, original, session) for each in built]
                 found = []
                 for shape, each, peer, facts in zip(
                     shapes, built, peers, checking.check_all(built, peers, target, config), strict=True
@@ -115,7 +115,7 @@ def run(
                 if not all(each.shared.exists() for each in built):
                     together = _together(built, made, config)
                 say("timing all shapes")
-                beside = [Peer(onnx, session) if shape.is_measured else None for shape in shapes]
+                beside = [Peer(original, session) if shape.is_measured else None for shape in shapes]
                 timed = checking.latencies(built, beside, pool, config.timeout_s)
                 found = [{**facts, "latencies_s": own} for facts, own in zip(found, timed, strict=True)]
                 say("looking whether a larger shape is faster")
@@ -131,7 +131,7 @@ def run(
                 rows = [{k: v for k, v in asdict(choice).items() if k != "trace"} for choice in choices]
                 tables.write(pa.Table.from_pylist(rows, schema=RESULTS), made.results, RESULTS, provenance)
                 facts = {
-                    **_facts(shapes, found, together, probed, limits, target, onnx, made),
+                    **_facts(shapes, found, together, probed, limits, target, original, made),
                     "precision": precision,
                     "compared_with": found[0]["compared_with"],
                     "max_error": max(each["max_error"] for each in found),
@@ -145,7 +145,7 @@ def run(
                 }
                 say("checking lengths between the compiled ones")
                 manifest.write(made.manifest, provenance.inputs, facts, _delivered(made, shapes))
-                facts["padded"] = _padded(shapes, probed, limits, facts["tolerance"], onnx, session, made, config)
+                facts["padded"] = _padded(shapes, probed, limits, facts["tolerance"], original, session, made, config)
         facts["reference"] = made.reference.name if made.reference.exists() else None
         facts["clock"] = clock.read()
         manifest.write(made.manifest, provenance.inputs, facts, _delivered(made, shapes))
@@ -172,9 +172,9 @@ def inputs(past: Sequence[RoundFiles], config: CompileConfig) -> str:
     return digests.of_text(made_as, tables.made_from((past[-1].training, TRAINING)))
 
 
-def _peer(built: Built, onnx: Original, session: OnnxPeer) -> Peer:
+def _peer(built: Built, original: Original, session: FilePeer) -> Peer:
     """The file, run on a shape's inputs, which its process keeps until it is run on others."""
-    peer = Peer(onnx, session)
+    peer = Peer(original, session)
     peer.infer(built.inputs, built.peer_outputs)
     return peer
 
@@ -184,8 +184,8 @@ def _padded(
     probed: Mapping[str, Any],
     limits: Mapping[str, tuple[int, int]],
     tolerance: float,
-    onnx: Original,
-    session: OnnxPeer,
+    original: Original,
+    session: FilePeer,
     made: CompiledFiles,
     config: CompileConfig,
 ) -> list[dict[str, Any]]:
@@ -206,7 +206,7 @@ def _padded(
         given = probing.values(inputs, extents, seed=n)
         np.savez(folder / f"{n:03d}-own.in.npz", *given)
         np.savez(folder / f"{n:03d}-any.in.npz", *probing.padded(inputs, given, shape.extents, seed=n + 1))
-        expected.append(session.outputs(onnx, folder / f"{n:03d}-own.in.npz", folder / f"{n:03d}.npz")[0])
+        expected.append(session.outputs(original, folder / f"{n:03d}-own.in.npz", folder / f"{n:03d}.npz")[0])
         if n == len(shapes) - 1:
             bundle.write_reference(given, expected[-1], made)
     command = [sys.executable, "-m", "lib.run_bundle", str(made.folder), str(folder)]
@@ -227,8 +227,8 @@ def _padded(
         if not max(errors) <= tolerance:
             raise VerificationError(
                 f"With {probing.told(extents)}, padded to {probing.told(shape.extents)}, the bundle's outputs differ "
-                f"from those of {onnx.path} by {max(errors):.1e} of their largest value; {tolerance:.2g} is allowed. "
-                "Nothing was shipped; the measurements are kept."
+                f"from those of {original.path} by {max(errors):.1e} of their largest value; {tolerance:.2g} is "
+                "allowed. Nothing was shipped; the measurements are kept."
             )
         facts.append({"extents": extents, "bucket": dict(shape.extents), "max_error": max(errors)})
     return facts
@@ -241,7 +241,7 @@ def _facts(
     probed: Mapping[str, Any],
     limits: Mapping[str, tuple[int, int]],
     target: AnyTarget,
-    onnx: Original,
+    original: Original,
     made: CompiledFiles,
 ) -> dict[str, Any]:
     """What the manifest says to whoever runs the bundle."""
@@ -258,7 +258,9 @@ def _facts(
         }
         for shape, facts, named in zip(shapes, found, together.of_each, strict=True)
     ]
-    told = bundle.facts(made, probed["inputs"], probed["outputs"], target, fusion.ENTRY, onnx_facts.licence(onnx.path))
+    told = bundle.facts(
+        made, probed["inputs"], probed["outputs"], target, fusion.ENTRY, file_facts.of(original.path).licence
+    )
     return {
         **bundle.of_range(told, limits, buckets),
         "weights_bytes": {"all": together.n_bytes, "one_shape": together.n_bytes_least},

@@ -24,9 +24,9 @@ QUICK = MeasureConfig(repeats=2, min_repeat_s=0.001, build_timeout_s=10, run_tim
 _BY_THE_MINUTE = (
     "benchmarks/test_duel", "benchmarks/test_equal", "benchmarks/test_gpus", "benchmarks/test_sides",
     "benchmarks/test_stock", "benchmarks/test_versus", "cuda/test_all", "lib/measure/test_device_pool",
-    "lib/measure/test_gpus", "lib/models/test_onnx_backend", "lib/models/test_torch_", "stages/test_databases",
-    "stages/test_pages", "test_against_onnxruntime", "test_pipeline_arm", "test_pipeline_devices",
-    "test_pipeline_gpus", "test_pipeline_models", "test_pipeline_ranges", "test_wall",
+    "lib/measure/test_gpus", "lib/models/test_onnx_backend", "lib/models/test_torch_", "lib/test_torch_",
+    "stages/test_databases", "stages/test_pages", "test_against_onnxruntime", "test_pipeline_arm",
+    "test_pipeline_devices", "test_pipeline_gpus", "test_pipeline_models", "test_pipeline_ranges", "test_wall",
 )  # fmt: skip
 # Those that take longest, half a minute and more: begun first, so that no worker has one left when the others are done.
 _LONGEST = (

@@ -1,6 +1,8 @@
 """Small ONNX files that leave dimensions open: attention with a mask, causal, and with neither; and convolutions."""
 
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -86,6 +88,31 @@ def _hiding(kind: str) -> list[onnx.NodeProto]:
             helper.make_node("Where", ["seen", "s1", "hidden"], ["s"]),
         ]
     return [helper.make_node("Identity", ["s1"], ["s"])]
+
+
+def program(torch: ModuleType, path: Path) -> Path:
+    """A layer of attention over `ids` and `mask`, whose length is open, exported by torch: two outputs."""
+    nn = torch.nn
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LONGEST, WIDTH)
+            self.head = nn.Linear(WIDTH, 10)
+
+        def forward(self, ids: Any, mask: Any) -> Any:
+            x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+            heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            seen = nn.functional.scaled_dot_product_attention(heads, heads, heads, mask[:, None, None].bool())
+            states = nn.functional.layer_norm(x + seen.transpose(1, 2).flatten(2), (WIDTH,))
+            return self.head(states), states
+
+    torch.manual_seed(0)
+    ids = torch.zeros(1, 12, dtype=torch.int64)
+    length = torch.export.Dim("length", min=2, max=LONGEST)
+    shapes = ({1: length}, {1: length})
+    torch.export.save(torch.export.export(Attention().eval(), (ids, torch.ones_like(ids)), dynamic_shapes=shapes), path)
+    return path
 
 
 def convolution(path: Path) -> Path:

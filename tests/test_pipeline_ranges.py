@@ -16,7 +16,8 @@ from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import CANDIDATES, MEASUREMENTS, MODELS, PLAN, RESULTS
 from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
-from lib.measure.onnx_peer import Original
+from lib.measure.file_peer import Original
+from lib.models import file_facts
 from lib.report.text import milliseconds
 from lib.runtime.family_tuner_runtime import Model
 from lib.search.evolution import SearchConfig
@@ -180,7 +181,7 @@ def test_a_program_that_was_taken_over_and_does_not_work_gives_way(tuned, files,
 
     compile_range.run(
         shapes, joint, joint.families("core-operator"), past, cpu, CompileConfig(finalists=1, repeats=1, turns=1), pool,
-        limits={"sequence": (1, 24)}, onnx=Original(files / "mask.onnx", cpu, is_timed=True),
+        limits={"sequence": (1, 24)}, original=Original(files / "mask.onnx", cpu, is_timed=True),
         provenance=Provenance("inputs", "session"), out=CompiledFiles(tmp_path / "compiled"),
     )  # fmt: skip
 
@@ -239,6 +240,25 @@ def test_a_file_is_quantised_once_for_all_shapes(tmp_path):
         found, (own, floats) = model(given), (session.run(None, {"x": given})[0] for session in sessions)
         assert np.abs(found - own).max() < 0.02 * np.abs(own).max()
         assert 0 < np.abs(found - floats).max() < 0.1 * np.abs(floats).max()
+
+
+def test_a_program_of_torch_has_a_bundle_as_a_file_of_onnx_has(tmp_path):
+    torch = pytest.importorskip("torch")
+    file = range_files.program(torch, tmp_path / "mask.pt2")
+    [symbol] = file_facts.of(file).open_dimensions
+
+    done = luigi(tmp_path, "TuneModel", "--model", str(file), "--shape", f"{symbol}=8,24", *LIMITS)
+
+    assert done.returncode == 0, done.stderr
+    assert f"padding: torch {torch.__version__} makes the same of the file" in done.stdout
+    model, program = Model(run_of(tmp_path).compiled.folder), torch.export.load(file).module()
+    for sequence in (1, 7, 11, 24):
+        ids = torch.randint(0, range_files.VOCABULARY, (1, sequence))
+        mask = torch.ones_like(ids)
+        mask[:, 1 + sequence // 2 :] = 0
+        expected = program(ids, mask)
+        for found, wanted in zip(model(ids.numpy(), mask.numpy()).values(), expected, strict=True):
+            np.testing.assert_allclose(found, wanted.detach().numpy(), atol=2e-5)
 
 
 def test_files_of_a_range_lie_where_the_map_says(tuned):

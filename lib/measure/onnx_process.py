@@ -1,6 +1,6 @@
 """The process that runs an ONNX file as ONNX itself means it.
 
-Started by `onnx_peer`. It has ONNX Runtime if that is installed, else
+Started by `file_peer`. It has ONNX Runtime if that is installed, else
 the reference evaluator of the `onnx` package, which is exact and slow.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from lib.measure.connection import Connection
-from lib.measure.protocol import Infer, Inferred, OnnxOpened, OpenOnnx, TimeLibrary
+from lib.measure.protocol import FileOpened, Infer, Inferred, OpenFile, TimeLibrary
 from lib.runtime.family_tuner_runtime import cpu
 
 _VNNI = ("avx512vnni", "avxvnni")
@@ -42,14 +42,14 @@ class OnnxFiles:
         self._loaded: dict[str, tuple[Run, Run]] = {}  # as it is timed, as it is compared with
         self._opened: tuple[tuple[Path, Path, int, bool], Opened] | None = None
 
-    def open(self, request: OpenOnnx) -> OnnxOpened:
-        """See `OpenOnnx`. The file that was opened last is not loaded again for other inputs."""
+    def open(self, request: OpenFile) -> FileOpened:
+        """See `OpenFile`. The file that was opened last is not loaded again for other inputs."""
         wanted = request.file, request.compared, request.threads, request.as_written
         if self._opened is None or self._opened[0] != wanted:
             self._opened = wanted, _load(*wanted)
         opened, arrays = self._opened[1], list(np.load(request.inputs).values())
         self._loaded[request.name] = partial(opened.run, arrays), partial(opened.compute, arrays)
-        return OnnxOpened(opened.by, opened.is_timed)
+        return FileOpened(opened.by, opened.is_timed)
 
     def infer(self, request: Infer) -> Inferred:
         """See `Infer`."""
@@ -178,4 +178,4 @@ def _reference(file: Path) -> Opened:
 def main(descriptor: int, _target_text: str) -> None:
     """Answer requests until the parent closes the socket."""
     connection, files = Connection(descriptor), OnnxFiles()
-    connection.serve({OpenOnnx: files.open, Infer: files.infer, TimeLibrary: files.time})
+    connection.serve({OpenFile: files.open, Infer: files.infer, TimeLibrary: files.time})

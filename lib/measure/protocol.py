@@ -3,7 +3,7 @@
 A request names the type of its answer, so that `worker.ask(Build(...), timeout_s)` is `Built | Failed` for the type
 checker too. Fields are strings, numbers, paths, tuples of these, and `Param`; `lib.measure.wire` makes lines of JSON
 of them. `lib.measure.worker` answers what is below "Candidates on this CPU", `lib.measure.driver` what is below
-"Candidates on devices", and both what is below "Whole models"; `lib.measure.onnx_process` answers `OpenOnnx` there,
+"Candidates on devices", and both what is below "Whole models"; `lib.measure.onnx_process` answers `OpenFile` there,
 `lib.building_process` answers `BuildModel`.
 """
 
@@ -247,14 +247,14 @@ class OpenLibrary(Request[Done]):
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxOpened(Reply):
+class FileOpened(Reply):
     by: str  # what runs it, with its version
     is_timed: bool  # whether that is made to be fast
 
 
 @dataclass(frozen=True, slots=True)
-class OpenOnnx(Request[OnnxOpened]):
-    """Load an ONNX file under a name, with the inputs it will be run on (.npz, in order)."""
+class OpenFile(Request[FileOpened]):
+    """Load a model's file under a name, with the inputs it will be run on (.npz, in order)."""
 
     name: str
     file: Path  # that is timed
@@ -290,10 +290,10 @@ class TimeLibrary(Request[Inferred]):
 
 REQUESTS: tuple[type[Request[Any]], ...] = (
     Define, Build, Time, Drop, Check, Compile, Measure, Compare, CheckLibraries, BeginSession, PackWeights, OpenLibrary,
-    BuildModel, OpenOnnx, Infer, TimeLibrary,
+    BuildModel, OpenFile, Infer, TimeLibrary,
 )  # fmt: skip
 REPLIES: tuple[type[Reply], ...] = (
-    Ready, Begun, Done, Failed, Refused, Built, Timed, Checked, Compiled, Compared, OnnxOpened, Inferred,
+    Ready, Begun, Done, Failed, Refused, Built, Timed, Checked, Compiled, Compared, FileOpened, Inferred,
 )  # fmt: skip
 
 

@@ -12,14 +12,6 @@ def output_names(path: Path) -> list[str]:
     return [value.name for value in _load(path).graph.output]
 
 
-def open_dimensions(path: Path) -> list[str]:
-    """Names of the dimensions of inputs that the file leaves open."""
-    graph = _load(path).graph
-    weights = {tensor.name for tensor in graph.initializer}
-    shapes = [value.type.tensor_type.shape for value in graph.input if value.name not in weights]
-    return sorted({dim.dim_param for shape in shapes for dim in shape.dim if dim.dim_param})
-
-
 def open_axes(path: Path) -> dict[str, tuple[str, ...]]:
     """By input: the name of each dimension that is open, and empty text for the others."""
     graph = _load(path).graph

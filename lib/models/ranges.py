@@ -17,17 +17,23 @@ between where inferences take their time and where programs change most; the oth
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lib.contracts import digests
 from lib.contracts.errors import ConfigError, ModelError, require_file
 
+if TYPE_CHECKING:
+    from lib.models.file_facts import Facts
+
 _OPEN = re.compile(r"([1-9][0-9]{0,9})\.\.([1-9][0-9]{0,9})")
 _EXTENT = re.compile(r"[1-9][0-9]{0,9}")
+# By the kind of file: which names of several extents may be those of dimensions, rather than of inputs. torch's symbols
+# are told apart before a file is read, which takes torch.
+_MAY_BE_LISTED: Mapping[str, Callable[[str], object]] = {".onnx": bool, ".pt2": re.compile(r"s[0-9]+").fullmatch}
 _LONGEST = 60  # characters of a range in a name
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
 _GRANULE, _FROM = 8, 64  # buckets are multiples of that, of ranges that go so far, ...
@@ -107,19 +113,21 @@ def parse(model: str, shape: str, lengths: str = "", config: RangeConfig | None 
         config: How many shapes it may have; None: as `RangeConfig` has it.
 
     Raises:
-        ModelError: It is no range, or not of an ONNX file, or has too many buckets.
+        ModelError: It is no range, or not of a file that leaves dimensions open, or has too many buckets.
     """
     words = {word: word.rpartition("=")[::2] for word in shape.split()}
     config = config or RangeConfig()
     n_open = sum(bool(_OPEN.fullmatch(extents)) for _, extents in words.values())
-    several = [name for name, extents in words.values() if name and "," in extents]
-    if not n_open and not (several and model.endswith(".onnx") and Path(model).exists()):
+    may_be_listed = _MAY_BE_LISTED.get(Path(model).suffix)
+    several = [name for name, extents in words.values() if may_be_listed and may_be_listed(name) and "," in extents]
+    if not n_open and not (several and Path(model).exists()):
         _require_none(lengths)
         return None
-    if not model.endswith(".onnx"):
-        raise ModelError(f"--shape {shape!r}: ranges are for ONNX files that leave dimensions open, not for {model}.")
+    if not may_be_listed:
+        raise ModelError(f"--shape {shape!r}: ranges are for files that leave dimensions open, not for {model}.")
     require_file(model, "--model")
-    named = _open_dimensions(Path(model), Path(model).stat().st_mtime_ns)
+    said = _facts(Path(model))
+    named = said.open_dimensions
     if lengths and n_open != 1:
         raise ModelError("--lengths is a histogram of one dimension, which is to be a range: sequence=1..512.")
     histogram = _histogram(Path(lengths)) if lengths else None
@@ -129,6 +137,11 @@ def parse(model: str, shape: str, lengths: str = "", config: RangeConfig | None 
         if (found := _OPEN.fullmatch(extents)) or (name in named and "," in extents):
             if name not in named:
                 raise ModelError(f"--shape {word!r}: {model} has no open dimension {name!r}; {_told(named)}.")
+            if name in said.computed:
+                raise ModelError(
+                    f"--shape {word!r}: an input of {model} is {said.computed[name]} long, which cannot be padded with "
+                    f"{name}. Compile single shapes."
+                )
             dimensions.append(
                 _dimension(word, name, int(found[1]), int(found[2]), histogram, most)
                 if found
@@ -261,12 +274,11 @@ def _histogram(path: Path) -> Histogram:
     return found
 
 
-@lru_cache
-def _open_dimensions(path: Path, _changed: int) -> frozenset[str]:
-    from lib.models import onnx_facts  # onnx takes a while to load
+def _facts(path: Path) -> "Facts":
+    from lib.models import file_facts  # onnx takes a while to load
 
-    return frozenset(onnx_facts.open_dimensions(path))
+    return file_facts.of(path)
 
 
-def _told(named: Sequence[str] | frozenset[str]) -> str:
+def _told(named: Sequence[str]) -> str:
     return f"open are {', '.join(sorted(named))}" if named else "all of its dimensions are fixed, or have no names"

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from lib.contracts.errors import ModelError
-from lib.models import torch_quantized
+from lib.models import torch_declared
 
 # Where the program stands in an archive: as torch 2.13 writes it, and as 2.6 did.
 _PROGRAM = re.compile(r"(^|/)(models/[^/]+|serialized_exported_program)\.json$")
@@ -38,7 +38,7 @@ def read(torch: ModuleType, path: Path) -> Any:
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path} is damaged or was not written by torch.export.save: {error}") from error
     declare_experts(torch)
-    torch_quantized.declare(torch)
+    torch_declared.declare(torch)
     with _tensors_only(), _empty_calls(torch), _complaints() as complaints:
         try:
             return torch.export.load(path)

@@ -1,23 +1,13 @@
-"""What an exported program computes by torch itself, which a compiled one is compared with.
+"""What an exported program computes by torch itself, which a compiled one is compared with."""
 
-    python -m lib.models.torch_outputs FILE INPUTS OUT
-
-A process of its own: torch's libraries and threads do not mix with those of TVM. It writes `OUT`, an .npz of the
-outputs in order, and says on its last line what computed them. A file that cannot be read is told on stderr.
-"""
-
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from lib.contracts import arrays
-from lib.contracts.errors import ModelError
-from lib.models import torch_archive, torch_float32
+from lib.models import torch_float32
 
 
 def computed(program: Any, inputs: Iterable[np.ndarray]) -> list[np.ndarray]:
@@ -65,20 +55,3 @@ def _arguments(program: Any, inputs: Iterator[np.ndarray]) -> Iterator[Any]:
             yield _tensor(torch, next(inputs))
         else:
             yield tensors[spec.target]
-
-
-def main(given: Sequence[str]) -> None:
-    """See above."""
-    file, inputs, out = map(Path, given)
-    import torch
-
-    program = torch_archive.read(torch, file)
-    np.savez(out, *computed(program, arrays.values(inputs)))
-    print(f"torch {torch.__version__}")
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (ModelError, ImportError) as error:
-        sys.exit(str(error))

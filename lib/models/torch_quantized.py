@@ -1,13 +1,11 @@
-"""Files that PyTorch quantised (PT2E): its operators, known to torch without the package that declares them, and in
-Relax, where `lib.graph.rules.quantization` makes integers of what stands between them.
+"""Files that PyTorch quantised (PT2E): its operators (`torch_declared`) in Relax, where `lib.graph.rules.quantization`
+makes integers of what stands between them.
 
 A tensor or a channel has a scale that is known, or the scale of a tensor is chosen when its values are (dynamic
 quantisation): then as ONNX's `DynamicQuantizeLinear` chooses it (`lib.graph.byte_units`). torch chooses none below a
 limit of 2^-12 or so, which matters where all values are within 0.06 of zero.
 """
 
-from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,81 +15,14 @@ from tvm import relax
 from lib.graph import byte_units
 from lib.graph.rewrite import value_of
 from lib.graph.rules.quantization import SIGN
-from lib.models import torch_affine
+from lib.models.torch_declared import BACK, CHOICE, NAMESPACE, TO
 
-_NAMESPACE = "quantized_decomposed"
-_TO, _BACK, _CHOICE = "quantize_per_tensor", "dequantize_per_tensor", "choose_qparams.tensor"
-_LIMITS = "int quant_min, int quant_max, ScalarType dtype"
-_OUT = "*, ScalarType? out_dtype=None"
-_SCHEMAS = {
-    _TO: f"(Tensor input, float scale, int zero_point, {_LIMITS}) -> Tensor",
-    f"{_TO}.tensor": f"(Tensor input, Tensor scale, Tensor zero_point, {_LIMITS}) -> Tensor",
-    _BACK: f"(Tensor input, float scale, int zero_point, {_LIMITS}, {_OUT}) -> Tensor",
-    f"{_BACK}.tensor": f"(Tensor input, Tensor scale, Tensor zero_point, {_LIMITS}, {_OUT}) -> Tensor",
-    "quantize_per_channel": f"(Tensor input, Tensor scales, Tensor zero_points, int axis, {_LIMITS}) -> Tensor",
-    "dequantize_per_channel":
-        f"(Tensor input, Tensor scales, Tensor? zero_points, int axis, {_LIMITS}, {_OUT}) -> Tensor",
-    _CHOICE: "(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)",
-}  # fmt: skip
 _MOVES = ("view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "expand", "slice", "clone")
-_declared: list[Any] = []  # declarations last as long as the object that made them
-
-
-# For torch.
-
-
-def declare(torch: ModuleType) -> None:
-    """Make these operators known to torch, and those of torchao, unless who defines them did: a file shall not choose
-    what is imported."""
-    if not _declared:
-        of_pt2e = {name: _computed(torch, name.partition(".")[0]) for name in _SCHEMAS}
-        _declared.append(_library(torch, _NAMESPACE, _SCHEMAS, of_pt2e))
-        _declared.append(_library(torch, torch_affine.NAMESPACE, torch_affine.SCHEMAS, torch_affine.FUNCTIONS))
-
-
-def _library(torch: ModuleType, namespace: str, schemas: Mapping[str, str], functions: Mapping[str, Any]) -> Any:
-    known, library = getattr(torch.ops, namespace), torch.library.Library(namespace, "FRAGMENT")
-    for name, schema in schemas.items():
-        packet, _, overload = name.partition(".")
-        if not hasattr(known, packet) or (overload or "default") not in getattr(known, packet).overloads():
-            library.define(name + schema)
-            library.impl(name, functions[name], "CompositeExplicitAutograd")
-    return library
-
-
-def _computed(torch: ModuleType, packet: str) -> Any:
-    """What an operator does, as PyTorch defines it."""
-
-    def aligned(each: Any, x: Any, axis: int | None) -> Any:
-        if axis is None or not isinstance(each, torch.Tensor):
-            return each
-        return each.reshape([-1 if n == axis % x.ndim else 1 for n in range(x.ndim)])
-
-    def quantize(x: Any, scale: Any, zero: Any, *given: Any) -> Any:
-        *axis, least, most, dtype = given
-        scale, zero = (aligned(each, x, *(axis or [None])) for each in (scale, zero))
-        return torch.clamp(torch.round(x * (1.0 / scale)) + zero, least, most).to(dtype)
-
-    def dequantize(x: Any, scale: Any, zero: Any, *given: Any, out_dtype: Any = None) -> Any:
-        *axis, _least, _most, _dtype = given
-        scale, zero = (aligned(each, x, *(axis or [None])) for each in (scale, 0 if zero is None else zero))
-        return ((x.to(torch.float32) - zero) * scale).to(out_dtype or torch.float32)
-
-    def choose(x: Any, least: int, most: int, eps: float, _dtype: Any) -> Any:
-        low, high = x.min().clamp(max=0.0), x.max().clamp(min=0.0)
-        scale = ((high - low) / (most - least)).clamp(min=eps).reshape(1)
-        zero = (least - torch.round(low / scale)).clamp(least, most)
-        return scale.to(torch.float64), zero.to(torch.int64)
-
-    return choose if packet.startswith("choose") else quantize if packet.startswith("quantize") else dequantize
 
 
 def is_whole(node: Any) -> bool:
     """Whether a node is such an operator: what it makes of constants stays bytes, to be multiplied as such."""
-    return str(node.target).startswith(f"{_NAMESPACE}.")
-
-
-# In Relax.
+    return str(node.target).startswith(f"{NAMESPACE}.")
 
 
 def _quantize(node: Any, importer: Any) -> relax.Expr:
@@ -125,7 +56,7 @@ def _choose(node: Any, importer: Any) -> tuple[byte_units.Bytes, byte_units.Byte
     """
     x, least, most, _eps, dtype = node.args
     kind, users = str(dtype).removeprefix("torch."), [user for item in node.users for user in item.users]
-    is_of_others = any(_packet(user) == _TO and user.args[0] is not x for user in users)
+    is_of_others = any(_packet(user) == TO and user.args[0] is not x for user in users)
     is_known = kind in ("uint8", "int8") and _limits_of(kind) == (least, most)
     if not is_known or is_of_others or not all(map(_stays_bytes, users)):
         raise ValueError(f"dynamic quantisation to {kind} in {least} to {most}, of which there is no such program")
@@ -135,9 +66,9 @@ def _choose(node: Any, importer: Any) -> tuple[byte_units.Bytes, byte_units.Byte
 
 def _stays_bytes(node: Any) -> bool:
     """Whether nobody sees bytes that stand for signed ones, and are 128 larger."""
-    if _packet(node) == _BACK:
+    if _packet(node) == BACK:
         return True
-    return _packet(node) in (_TO, *_MOVES) and all(map(_stays_bytes, node.users))
+    return _packet(node) in (TO, *_MOVES) and all(map(_stays_bytes, node.users))
 
 
 def _packet(node: Any) -> str:
@@ -190,12 +121,12 @@ def _integer_product(node: Any, importer: Any) -> relax.Expr:
 
 
 CONVERTERS: dict[str, Any] = {
-    f"{_TO}.default": _quantize,
-    f"{_TO}.tensor": _quantize,
-    f"{_BACK}.default": _dequantize,
-    f"{_BACK}.tensor": _dequantize,
+    f"{TO}.default": _quantize,
+    f"{TO}.tensor": _quantize,
+    f"{BACK}.default": _dequantize,
+    f"{BACK}.tensor": _dequantize,
     "quantize_per_channel.default": _quantize,
     "dequantize_per_channel.default": _dequantize,
-    _CHOICE: _choose,
+    CHOICE: _choose,
     "_int_mm.default": _integer_product,
 }

@@ -28,7 +28,7 @@ def settle(torch: ModuleType, program: Any, shapes: Mapping[str, Sequence[int]],
         ModelError: `shapes` says nothing of a dimension, contradicts the file, or names what is not there.
     """
     tensors = {node: value for node, value in inputs(torch, program) if isinstance(value, torch.Tensor)}
-    open_shapes = {node: _expressions(torch, value) for node, value in tensors.items()}
+    open_shapes = {node: expressions(torch, value) for node, value in tensors.items()}
     symbols = {
         str(symbol): symbol
         for shape in open_shapes.values()
@@ -50,7 +50,7 @@ def settle(torch: ModuleType, program: Any, shapes: Mapping[str, Sequence[int]],
     return bool(symbols)
 
 
-def _expressions(torch: ModuleType, value: Any) -> list[Any]:
+def expressions(torch: ModuleType, value: Any) -> list[Any]:
     """Extents: integers, or of SymPy."""
     return [extent.node.expr if isinstance(extent, torch.SymInt) else int(extent) for extent in value.shape]
 
@@ -107,8 +107,9 @@ def _check_settled(
     if missing:
         raise ModelError(
             f"{path}: input {name!r} has the dynamic shape ({_written(shape)}): dimension {missing[0]} is not fixed. "
-            f"Say what it is, by --shape '{name}=...' for all of its dimensions, or '{settled[missing[0]]}=...'; or "
-            "export the model without `dynamic_shapes`, on inputs of the size to tune for."
+            f"Say what it is, by --shape '{name}=...' for all of its dimensions, or '{settled[missing[0]]}=...' (a range: "
+            f"'{settled[missing[0]]}=1..512'); or export the model without `dynamic_shapes`, on inputs of the size to "
+            "tune for."
         )
     if name in shapes and [int(extent) for extent in settled] != list(shapes[name]):
         raise ModelError(

@@ -3,7 +3,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from lib.contracts.errors import ModelError
-from lib.measure.onnx_peer import Original
+from lib.measure.file_peer import Original
 from lib.models import onnx_facts
 from lib.probing import padding_of, probe
 from tests import range_files

@@ -18,7 +18,7 @@ from lib.contracts.files import CompiledFiles, ModelFiles, RunFiles
 from lib.contracts.schemas import RESULTS, SUBGRAPHS
 from lib.contracts.tables import Provenance
 from lib.graph.algorithms import AlgorithmConfig
-from lib.measure.onnx_peer import Original
+from lib.measure.file_peer import Original
 from lib.models.source import Source
 from lib.tir import cpu_check
 from lib.tir.numerics import random_values, relative_error

@@ -16,7 +16,7 @@ from lib.contracts.errors import VerificationError
 from lib.contracts.files import ModelFiles
 from lib.graph import concatenation, fusion, precision
 from lib.graph.algorithms import IN_BF16, IN_THREE_BF16, AlgorithmConfig
-from lib.measure.onnx_peer import Original
+from lib.measure.file_peer import Original
 from lib.measure.protocol import BuildModel
 from lib.models.source import Source
 from lib.tir import lowering

@@ -106,8 +106,12 @@ def test_what_is_no_range_is_told(file, shape, complaint):
         ranges.parse(file, shape)
 
 
-def test_only_onnx_files_have_ranges():
-    with pytest.raises(ModelError, match="ranges are for ONNX files"):
+def test_an_input_of_a_program_is_told_from_a_range_without_reading_the_file():
+    assert ranges.parse("not_there.pt2", "ids=1,16 s77=16") is None
+
+
+def test_only_files_have_ranges():
+    with pytest.raises(ModelError, match="ranges are for files that leave dimensions open"):
         ranges.parse("bert_base", "sequence=1..8")
 
 

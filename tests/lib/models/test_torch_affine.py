@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lib.contracts.errors import ModelError
-from lib.models import torch_import, torch_quantized
+from lib.models import torch_declared, torch_import
 from tests.helpers import computed
 from tests.lib.models.torch_helpers import save
 
@@ -48,7 +48,7 @@ def module(torch, weight, forward):
         def forward(self, x):
             return forward(self, x)
 
-    torch_quantized.declare(torch)
+    torch_declared.declare(torch)
     return Quantised().eval()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lib.contracts.errors import ModelError
-from lib.models import torch_import, torch_quantized
+from lib.models import torch_declared, torch_import
 from tests.helpers import ROOT, computed
 from tests.lib.models.torch_helpers import names, save
 
@@ -17,7 +17,7 @@ BYTES, SIGNED = (0, 255), (-128, 127)
 
 def operators(torch):
     """Those of PyTorch."""
-    torch_quantized.declare(torch)
+    torch_declared.declare(torch)
     return torch.ops.quantized_decomposed
 
 
@@ -171,7 +171,7 @@ def test_bytes_that_the_model_gives_back_are_not_chosen_here(tmp_path, torch):
 def test_who_declared_these_operators_before_keeps_them(torch):
     """PyTorch's own, and nothing is declared twice: in a process of its own, since that lasts as long as one."""
     script = (
-        "import torch; from torch.ao.quantization.fx import _decomposed; from lib.models import torch_quantized as q; "
+        "import torch; from torch.ao.quantization.fx import _decomposed; from lib.models import torch_declared as q; "
         "q.declare(torch); q.declare(torch); ops = torch.ops.quantized_decomposed; "
         "print(ops.dequantize_per_channel(torch.tensor([[2], [4]], dtype=torch.int8), torch.tensor([0.5, 0.25]), "
         "torch.tensor([0, 2]), 0, -128, 127, torch.int8).tolist())"

@@ -10,9 +10,9 @@ import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from lib.measure import onnx_peer
-from lib.measure.onnx_peer import Original
-from lib.measure.protocol import OnnxOpened
+from lib.measure import file_peer
+from lib.measure.file_peer import Original
+from lib.measure.protocol import FileOpened
 from lib.measure.runner import ModelFailed
 
 X = np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32)
@@ -44,13 +44,13 @@ def outputs(peer, file):
 
 
 def test_it_computes_and_times_what_the_file_says(file):
-    with onnx_peer.opened(file, 60) as peer:
+    with file_peer.opened(file, 60) as peer:
         (y, shape), opened = outputs(peer, file)
         latency_s = peer.latency_s(0.05)
 
     np.testing.assert_allclose(y, X @ WEIGHT, rtol=1e-4, atol=1e-5)
     assert shape.tolist() == [4, 8]
-    assert opened == OnnxOpened(f"ONNX Runtime {onnxruntime.__version__}", is_timed=True)
+    assert opened == FileOpened(f"ONNX Runtime {onnxruntime.__version__}", is_timed=True)
     assert 0 < latency_s < 0.1
 
 
@@ -70,7 +70,7 @@ def test_sums_of_bytes_are_exact_whatever_the_cpu(tmp_path, cpu, given):
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     np.savez(tmp_path / "inputs.npz", x)
 
-    with onnx_peer.opened(file := Original(path, cpu, is_timed=True), 60) as peer:
+    with file_peer.opened(file := Original(path, cpu, is_timed=True), 60) as peer:
         [found], _ = outputs(peer, file)
         assert peer.latency_s(0.01) > 0
 
@@ -95,7 +95,7 @@ def test_what_many_values_add_to_one_place_is_their_sum(tmp_path, cpu):
     np.add.at(expected, places[:, 0], values)
     file = Original(path, replace(cpu, threads=4), is_timed=True)
 
-    with onnx_peer.opened(file, 60) as peer:
+    with file_peer.opened(file, 60) as peer:
         for _ in range(5):
             (found,), _ = outputs(peer, file)
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
@@ -107,22 +107,22 @@ def test_without_onnx_runtime_the_reference_evaluator_computes(file, tmp_path, m
     (tmp_path / "hidden" / "onnxruntime.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"))
 
-    with onnx_peer.opened(file, 60) as peer:
+    with file_peer.opened(file, 60) as peer:
         (y, _), opened = outputs(peer, file)
 
     np.testing.assert_allclose(y, X @ WEIGHT, rtol=1e-4, atol=1e-5)
-    assert opened == OnnxOpened(f"the reference evaluator of onnx {onnx.__version__}", is_timed=False)
+    assert opened == FileOpened(f"the reference evaluator of onnx {onnx.__version__}", is_timed=False)
 
 
 def test_a_file_that_does_not_run_is_told(file):
     file.path.write_bytes(b"no model")
 
-    with onnx_peer.opened(file, 60) as peer, pytest.raises(ModelFailed, match=r"(?i)open_onnx: .*protobuf"):
+    with file_peer.opened(file, 60) as peer, pytest.raises(ModelFailed, match=r"(?i)open_file: .*protobuf"):
         outputs(peer, file)
 
 
 def test_what_takes_too_long_is_told_and_ended(file):
-    with onnx_peer.opened(file, 0.01) as peer:
+    with file_peer.opened(file, 0.01) as peer:
         with pytest.raises(ModelFailed, match=r"killed for taking too long: 0\.01 s"):
             outputs(peer, file)
         pid = peer._worker._process.pid
@@ -131,14 +131,14 @@ def test_what_takes_too_long_is_told_and_ended(file):
 
 
 def test_a_process_that_was_killed_is_told(file):
-    with onnx_peer.opened(file, 60) as peer:
+    with file_peer.opened(file, 60) as peer:
         os.kill(peer._worker._process.pid, signal.SIGKILL)
         with pytest.raises(ModelFailed, match="worker ended with signal SIGKILL"):
             outputs(peer, file)
 
 
 def test_between_its_turns_it_stands_still(file):
-    with onnx_peer.opened(file, 60) as peer:
+    with file_peer.opened(file, 60) as peer:
         outputs(peer, file)
         peer.latency_s(0.01)
 
