@@ -107,9 +107,9 @@ def _check_settled(
     if missing:
         raise ModelError(
             f"{path}: input {name!r} has the dynamic shape ({_written(shape)}): dimension {missing[0]} is not fixed. "
-            f"Say what it is, by --shape '{name}=...' for all of its dimensions, or '{settled[missing[0]]}=...' (of a "
-            f"range: '{settled[missing[0]]}=1..512'); or export the model without `dynamic_shapes`, on inputs of the size to "
-            "tune for."
+            f"Say what it is, by --shape '{name}=...' for all of its dimensions, or '{settled[missing[0]]}=...' (or "
+            f"'{settled[missing[0]]}=1..512', a range); or export the model without `dynamic_shapes`, on inputs of the "
+            "size to tune for."
         )
     if name in shapes and [int(extent) for extent in settled] != list(shapes[name]):
         raise ModelError(
