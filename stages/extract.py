@@ -26,7 +26,7 @@ from lib.models.source import Source, parse_shapes
 from lib.models.zoo import catalogue
 from lib.tir import few_bits_rows
 
-REVISION = 54  # raised when the same model comes out as other subgraphs than before
+REVISION = 55  # raised when the same model comes out as other subgraphs than before
 
 
 def inputs(out: ModelFiles, target: AnyTarget, config: AlgorithmConfig) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -268,6 +269,24 @@ def _dynamic_product(node: onnx.NodeProto, graph: Graph) -> Nodes:
     return made.ending(node, _scaled_product(made, tuple(quantized.output), (b, b_scale, b_zero), bias))
 
 
+def _lstm_of_bytes(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """DynamicQuantizeLSTM, with its weights in floats again: what it rounds of inputs and states stays as it is."""
+    given = [*node.input, *[""] * 12][:12]
+    weights = []
+    for name, scale, zero in ((given[1], *given[8:10]), (given[2], *given[10:12])):
+        found = graph.values([name, scale, *[zero] * bool(zero)])
+        if found is None:
+            return None
+        whole, units, *zeros = (each.astype(np.float32) for each in found)
+        for each in zeros:
+            whole = whole - each.reshape(len(whole), 1, -1)
+        weights.append(graph.constant((whole * units.reshape(len(whole), 1, -1)).transpose(0, 2, 1)))
+    made = graph.like(node, given[0], *weights, *given[3:8])
+    made.domain, made.op_type = "", "LSTM"
+    made.output[:] = node.output
+    return [made]
+
+
 def _scaled_product(made: Made, first: tuple[str, ...], second: tuple[str, ...], bias: str) -> str:
     """Each a tensor of bytes with its scale and its zero point, if there is one."""
     (a, a_scale, a_zero), (b, b_scale, b_zero) = first, second
@@ -292,6 +311,7 @@ RULES: dict[str, Rule] = {
     "FusedGemm": _fused_gemm,
     "MatMulIntegerToFloat": _scaled_integers,
     "DynamicQuantizeMatMul": _dynamic_product,
+    "DynamicQuantizeLSTM": _lstm_of_bytes,
     "MoE": onnx_experts.mixture,
     "Attention": onnx_attention.packed,
     "MultiHeadAttention": onnx_attention.multi_head,

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from lib.models import onnx_deformed, onnx_quantized, onnx_recurrence, onnx_resize, onnx_signals
-from lib.models.onnx_graph import Graph, Nodes, attributes
+from lib.models.onnx_graph import Graph, Made, Nodes, attributes
 
 
 def decompose(proto: onnx.ModelProto, *, has_loops: bool = True) -> bool:
@@ -240,36 +240,19 @@ def _space_to_depth(node: onnx.NodeProto, graph: Graph) -> Nodes:
     return graph.ending(node, [apart, ordered, together])
 
 
-def _dft(node: onnx.NodeProto, graph: Graph) -> Nodes:
-    """Products with constant cosines and sines."""
-    shape = graph.shape(node.input[0])
-    given = attributes(node, axis=None, inverse=0, onesided=0)
-    lengths, axes = [graph.value(name) if name else None for name in [*node.input, "", ""][1:3]]
-    if shape is None or any(name and graph.value(name) is None for name in node.input[1:]):
+def _one_hot(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Where places are those of an axis: TVM's takes a depth that is no list, and counts none from the end."""
+    indices, depth, ends = node.input
+    shape, count = graph.shape(indices), graph.value(depth)
+    if shape is None or count is None:
         return None
-    axis = (
-        given["axis"] if given["axis"] is not None else int(axes) if axes is not None else (1, -2)[graph.version >= 20]
-    )
-    axis, parts, inverse = axis % len(shape), shape[-1], bool(given["inverse"])
-    n = shape[axis]
-    length = int(lengths) if lengths is not None else n
-    if given["onesided"] and inverse:
-        return None  # the other half is to be made up first
-    turns = np.outer(np.arange(min(n, length)), np.arange(length // 2 + 1 if given["onesided"] else length)) / length
-    angles, scale = 2 * np.pi * turns * (1 if inverse else -1), 1 / length if inverse else 1.0
-    dtype = graph.dtype(node.input[0])
-    cos, sin = (graph.constant((scale * of(angles)).astype(dtype)) for of in (np.cos, np.sin))
-    order = [a for a in range(len(shape) - 1) if a != axis] + [axis]
-    at = onnx_recurrence.Steps(graph)
-    read = [at("Transpose", at.gather(node.input[0], part, len(shape) - 1), perm=order) for part in range(parts)]
-    read = [at.rows(name, 0, length, axis=len(order) - 1) if length < n else name for name in read]
-    real, imaginary = at("MatMul", read[0], cos), at("MatMul", read[0], sin)
-    if parts == 2:
-        real = at("Sub", real, at("MatMul", read[1], sin))
-        imaginary = at("Add", imaginary, at("MatMul", read[1], cos))
-    back = [order.index(a) for a in range(len(order))]
-    at.stacked([at("Transpose", name, perm=back) for name in (real, imaginary)], len(shape) - 1)
-    return graph.ending(node, at.nodes)
+    axis, n = attributes(node, axis=-1)["axis"] % (len(shape) + 1), int(count.reshape(-1)[0])
+    made = Made(graph)
+    places = made.unsqueezed(made.from_start(made.op("Cast", indices, to=onnx.TensorProto.INT64), n), axis)
+    around = [-1 if a == axis else 1 for a in range(len(shape) + 1)]
+    is_there = made.op("Equal", places, graph.constant(np.arange(n).reshape(around)))
+    off, on = (made.part(ends, 0, end, end + 1) for end in range(2))
+    return made.ending(node, made.op("Where", is_there, on, off))
 
 
 def _resize(node: onnx.NodeProto, graph: Graph) -> Nodes:
@@ -394,7 +377,8 @@ RULES: dict[str, Rule] = {
     "LpNormalization": _lp_normalization,
     "Tile": _tile,
     "SpaceToDepth": _space_to_depth,
-    "DFT": _dft,
+    "DFT": onnx_signals.dft,
+    "OneHot": _one_hot,
     "STFT": onnx_signals.stft,
     "ReverseSequence": onnx_signals.reverse_sequence,
     "TensorScatter": onnx_signals.tensor_scatter,

@@ -24,7 +24,7 @@ from lib.models import onnx_decompositions, onnx_folding, onnx_import, onnx_ml, 
 from lib.models.source import Source, parse_shapes
 
 REST = "rest.onnx"
-REVISION = 2  # raised when the same file is cut elsewhere than before
+REVISION = 3  # raised when the same file is cut elsewhere than before
 _KEY = "family_tuner.rest"  # in the metadata of what is compiled
 _WHOLE = "whole"  # name of a file that says that nothing is cut off
 _CHOICES = {"If", "Loop", "Scan"}

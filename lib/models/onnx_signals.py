@@ -1,12 +1,66 @@
-"""Operators on sequences that TVM's importer lacks: spectra of windows of a signal, sequences turned round, and caches
-that the next steps are written to."""
+"""Operators on sequences that TVM's importer lacks: spectra of signals and of their windows, sequences turned round,
+and caches that the next steps are written to."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
 
+from lib.models import onnx_recurrence
 from lib.models.onnx_graph import Graph, Made, Nodes, attributes
 
 _MOST = 4096  # elements of a window: a matrix of 128 MiB, see `lib.models.torch_fft`
+
+
+def dft(node: onnx.NodeProto, graph: Graph) -> Nodes:
+    """Products with constant cosines and sines."""
+    shape = graph.shape(node.input[0])
+    given = attributes(node, axis=None, inverse=0, onesided=0)
+    lengths, axes = [graph.value(name) if name else None for name in [*node.input, "", ""][1:3]]
+    if shape is None or any(name and graph.value(name) is None for name in node.input[1:]):
+        return None
+    axis = (
+        given["axis"] if given["axis"] is not None else int(axes) if axes is not None else (1, -2)[graph.version >= 20]
+    )
+    axis, parts, inverse = axis % len(shape), shape[-1], bool(given["inverse"])
+    n = shape[axis]
+    length = int(lengths) if lengths is not None else n
+    if given["onesided"] and inverse:
+        return _from_half(node, graph, shape, axis, 2 * (n - 1) if lengths is None else length)
+    turns = np.outer(np.arange(min(n, length)), np.arange(length // 2 + 1 if given["onesided"] else length)) / length
+    angles, scale = 2 * np.pi * turns * (1 if inverse else -1), 1 / length if inverse else 1.0
+    dtype = graph.dtype(node.input[0])
+    cos, sin = (graph.constant((scale * of(angles)).astype(dtype)) for of in (np.cos, np.sin))
+    order = [a for a in range(len(shape) - 1) if a != axis] + [axis]
+    at = onnx_recurrence.Steps(graph)
+    read = [at("Transpose", at.gather(node.input[0], part, len(shape) - 1), perm=order) for part in range(parts)]
+    read = [at.rows(name, 0, length, axis=len(order) - 1) if length < n else name for name in read]
+    real, imaginary = at("MatMul", read[0], cos), at("MatMul", read[0], sin)
+    if parts == 2:
+        real = at("Sub", real, at("MatMul", read[1], sin))
+        imaginary = at("Add", imaginary, at("MatMul", read[1], cos))
+    back = [order.index(a) for a in range(len(order))]
+    at.stacked([at("Transpose", name, perm=back) for name in (real, imaginary)], len(shape) - 1)
+    return graph.ending(node, at.nodes)
+
+
+def _from_half(
+    node: onnx.NodeProto, graph: Graph, shape: Sequence[int], axis: int, length: int
+) -> list[onnx.NodeProto]:  # fmt: skip
+    """The inverse of a spectrum of real numbers, of which one half is given: of so many real ones. Each element but the
+    first, and the last of an even number, stands for its conjugate as well."""
+    places = np.arange(min(shape[axis], length // 2 + 1))
+    times = np.where((places == 0) | (2 * places == length), 1, 2) / length
+    angles = 2 * np.pi * np.outer(places, np.arange(length)) / length
+    dtype = graph.dtype(node.input[0])
+    cos, sin = (graph.constant((times[:, None] * of(angles)).astype(dtype)) for of in (np.cos, np.sin))
+    order = [a for a in range(len(shape) - 1) if a != axis] + [axis]
+    at = onnx_recurrence.Steps(graph)
+    halves = [at("Transpose", at.gather(node.input[0], part, len(shape) - 1), perm=order) for part in range(2)]
+    halves = [at.rows(name, 0, len(places), axis=len(order) - 1) for name in halves]
+    real = at("Sub", at("MatMul", halves[0], cos), at("MatMul", halves[1], sin))
+    at.stacked([at("Transpose", real, perm=[order.index(a) for a in range(len(order))])], len(shape) - 1)
+    return graph.ending(node, at.nodes)
 
 
 def stft(node: onnx.NodeProto, graph: Graph) -> Nodes:

@@ -91,12 +91,13 @@ def _promoted(operation: Callable[[relax.Expr, relax.Expr], relax.Expr], otherwi
 
 
 _floor_divided = _promoted(relax.op.floor_divide, operator.floordiv)
+_OF_INTEGERS = {"floor": _floor_divided, "trunc": _promoted(relax.op.divide, operator.truediv)}
 
 
 def _divided(node: Any, importer: Any) -> relax.Expr:
-    """Rounded down, of integers: the importer makes a number of Python an int32, whatever it divides."""
-    if "int" in dtype_of(node.meta["val"]) and node.kwargs["rounding_mode"] == "floor":
-        return _floor_divided(node, importer)
+    """Of integers rounded down or towards zero: the importer makes a number of Python an int32, whatever it divides."""
+    if "int" in dtype_of(node.meta["val"]):
+        return _OF_INTEGERS[node.kwargs["rounding_mode"]](node, importer)
     return importer._div(node)
 
 

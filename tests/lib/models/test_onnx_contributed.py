@@ -316,6 +316,33 @@ def test_products_of_bytes_that_onnx_runtime_fused(tmp_path, cpu):
     assert "matmul_int8" in check(path, given, cpu)
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_an_lstm_of_bytes_is_that_of_its_weights_in_floats(tmp_path, cpu, kind, direction):
+    n, hidden = 1 + (direction == "bidirectional"), 8
+    zero = 0 if kind == np.int8 else 128  # weights of seven bits, whose products ONNX Runtime adds rightly everywhere
+    w, r = (RNG.integers(zero - 64, zero + 64, (n, extent, 4 * hidden)).astype(kind) for extent in (C, hidden))
+    units = np.full(n, 0.004, np.float32), np.full(n, zero, kind)
+    weights = {"w": w, "r": r, "b": floats(n, 8 * hidden), "ws": units[0], "wz": units[1], "rs": units[0],
+               "rz": units[1]}  # fmt: skip
+    order = {"x": X, "w": None, "r": None, "b": None, **dict.fromkeys("1234"), "ws": None, "wz": None, "rs": None,
+             "rz": None}  # fmt: skip
+    path, plain = tmp_path / "bytes.onnx", tmp_path / "floats.onnx"
+    given = file(path, "DynamicQuantizeLSTM", order, weights, hidden_size=hidden, direction=direction)
+    whole = {name: ((weights[name].astype(np.float32) - zero) * np.float32(0.004)).transpose(0, 2, 1) for name in "wr"}
+    whole |= {"b": weights["b"]}
+    file(plain, "LSTM", {"x": X, **dict.fromkeys("wrb")}, whole, domain="", hidden_size=hidden, direction=direction)
+
+    [found], _ = computed(path, given, cpu)
+
+    exact, rounded = (
+        onnxruntime.InferenceSession(each, providers=["CPUExecutionProvider"]).run(None, given)[0]
+        for each in (plain, path)
+    )
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5)
+    assert np.abs(found - rounded).max() < 0.1  # inputs and states are in bytes there
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
     "given",

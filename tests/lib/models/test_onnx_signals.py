@@ -46,6 +46,36 @@ def test_spectra_are_those_of_onnx_runtime(tmp_path, cpu, shape, step, length, h
     assert relative_error(found, expected) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("shape", "axis", "length"),
+    [((2, 9, 3, 2), 1, None), ((2, 3, 8, 2), 2, 15), ((6, 2), 0, 12), ((9, 2), 0, 12), ((4, 2), 0, 12)],
+)
+def test_halves_of_spectra_become_the_real_signals_that_they_are_of(tmp_path, cpu, shape, axis, length):
+    weights = {"axis": np.array(axis)} | ({"length": np.array(length)} if length else {})
+    node = helper.make_node("DFT", ["x", "length" if length else "", "axis"], ["y"], inverse=1, onesided=1)
+    path = save(tmp_path / "m.onnx", node, {"x": (TensorProto.FLOAT, shape)}, weights, version=20)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+    [found] = computed(onnx_import.load(path), cpu, x)
+
+    expected = np.fft.irfft(x[..., 0] + 1j * x[..., 1], length, axis)[..., None]
+    assert found.shape == expected.shape
+    assert relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("depth", [np.array([5]), np.array(5.0, np.float32)])
+@pytest.mark.parametrize("axis", [-1, 1, 0])
+def test_places_are_told_by_an_axis_of_their_own(tmp_path, cpu, depth, axis):
+    ends = np.array([-0.5, 2.0], np.float32)
+    node = helper.make_node("OneHot", ["x", "depth", "ends"], ["y"], axis=axis)
+    path = save(tmp_path / "m.onnx", node, {"x": (TensorProto.INT64, (2, 4))}, {"depth": depth, "ends": ends})
+    x = np.array([[0, 4, -1, 5], [-5, 2, -6, 3]])  # two are of no place
+
+    [found] = computed(onnx_import.load(path), cpu, x)
+
+    np.testing.assert_array_equal(found, of_onnx_runtime(path, x=x))
+
+
 def test_spectra_of_complex_signals_are_refused(tmp_path):
     node = helper.make_node("STFT", ["x", "step", "", "length"], ["y"], onesided=0)
     weights = {"step": np.array(8), "length": np.array(16)}

@@ -266,6 +266,13 @@ def test_integers_are_divided_downwards(tmp_path, cpu, torch, models):
     assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.tensor([-3, -2, 0, 5]))
 
 
+def test_integers_are_divided_towards_zero(tmp_path, cpu, torch, models):
+    def divided(_, x):
+        return torch.div(x, 2, rounding_mode="trunc") * 100 + torch.div(x, x.abs() + 1, rounding_mode="trunc")
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", models["function"](divided), torch.tensor([-7, -3, -2, 0, 5]))
+
+
 def turned(torch, x, angles):
     """As DeepSeek-V2 and Llama 4 turn queries: by complex numbers of length one."""
     turns = torch.polar(torch.ones_like(angles), angles) * 0.5
