@@ -5,6 +5,7 @@ images by their spectra (`lib.models.torch_fft`). TVM has no complex types, so t
 than in torch, and what knows nothing of that is refused.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from tvm import relax, te, tirx
 from lib.contracts.errors import ModelError
 from lib.models import torch_fft
 from lib.models.torch_converters import CONVERTERS as OF_REAL
-from lib.models.torch_converters import Convert
+from lib.models.torch_converters import Convert, dtype_of
 
 
 def is_complex(value: Any) -> bool:
@@ -26,6 +27,27 @@ def is_complex(value: Any) -> bool:
 def as_real(torch: ModuleType, value: Any) -> Any:
     """A tensor of torch with an axis more if it is complex."""
     return torch.view_as_real(value.resolve_conj()).contiguous() if is_complex(value) else value
+
+
+def weights_as_real(torch: ModuleType, program: Any) -> None:
+    """Complex weights stand in the graph as `get_attr`, of Relax constants: the importer takes no others."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers,
+             **signature.inputs_to_lifted_tensor_constants}  # fmt: skip
+    tensors, nodes = {**program.state_dict, **program.constants}, program.graph.find_nodes(op="placeholder")
+    for node in nodes:
+        if node.name in names and node.users and is_complex(value := tensors[names[node.name]]):
+            become_attribute(torch, program, node, value, f"_real_{node.name}")
+
+
+def become_attribute(torch: ModuleType, program: Any, node: Any, value: Any, name: str) -> None:
+    """Have a tensor take a node's place, as an attribute of the graph, real if it is complex."""
+    real = as_real(torch, value)
+    setattr(program.graph_module, name, relax.const(real.numpy(force=True), dtype_of(real)))
+    with program.graph.inserting_before(node):
+        made = program.graph.create_node("get_attr", name)
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
 
 
 def require_known(program: Any, path: Path) -> None:
@@ -45,19 +67,16 @@ def require_known(program: Any, path: Path) -> None:
         )
 
 
-def converters() -> dict[str, Convert]:
-    """Those of this module, which take real numbers as well."""
-    return {name: _of_either(name, convert) for name, convert in CONVERTERS.items()}
+def converters(usual: Mapping[str, Convert]) -> dict[str, Convert]:
+    """Those of this module, which take real numbers as well: as these converters have them, or the importer itself."""
+    return {name: _of_either(name, convert, usual.get(name)) for name, convert in CONVERTERS.items()}
 
 
-def _of_either(name: str, convert: Convert) -> Convert:
-    """What converts an operator on complex numbers, and on real ones as ever: there the operator is another one's."""
-    if name not in _ALSO_OF_REAL:
-        return convert
-
+def _of_either(name: str, convert: Convert, usual: Convert | None) -> Convert:
     def either(node: Any, importer: Any) -> relax.Expr:
-        is_ours = any(is_complex(each.meta.get("val")) for each in (node, *node.all_input_nodes))
-        return (convert if is_ours else _ALSO_OF_REAL[name])(node, importer)
+        if any(is_complex(each.meta.get("val")) for each in (node, *node.all_input_nodes)):
+            return convert(node, importer)
+        return usual(node, importer) if usual else importer.create_convert_map()[name](node)
 
     return either
 
@@ -70,8 +89,8 @@ def _polar(node: Any, importer: Any) -> relax.Expr:
     """From lengths and angles."""
     emit = importer.block_builder.emit
     length, angle = (importer.env[each] for each in node.args)
-    parts = [emit(relax.op.multiply(length, emit(of(angle)))) for of in (relax.op.cos, relax.op.sin)]
-    return emit(relax.op.stack(parts, axis=-1))
+    real, imaginary = (emit(relax.op.multiply(length, emit(of(angle)))) for of in (relax.op.cos, relax.op.sin))
+    return _together(real, imaginary, importer)
 
 
 def _multiplied(node: Any, importer: Any) -> relax.Expr:
@@ -108,6 +127,27 @@ def _product(shape: list[int], x: te.Tensor, y: te.Tensor) -> te.Tensor:
     return te.compute([tirx.IntImm("int64", n) for n in shape], at, "complex_product")
 
 
+def _parts(node: Any, importer: Any) -> tuple[relax.Expr, relax.Expr]:
+    """The real and the imaginary ones of what a node gives."""
+    emit, last = importer.block_builder.emit, node.meta["val"].ndim
+    real, imaginary = (emit(relax.op.take(importer.env[node], relax.const(n, "int64"), axis=last)) for n in (0, 1))
+    return real, imaginary
+
+
+def _together(real: relax.Expr, imaginary: relax.Expr, importer: Any) -> relax.Expr:
+    """Complex numbers of their parts. Not by `stack`: ConvertLayout takes none along a new last axis."""
+    emit, last = importer.block_builder.emit, real.ty.ndim
+    return emit(relax.op.concat([emit(relax.op.expand_dims(part, last)) for part in (real, imaginary)], last))
+
+
+def _matrix_product(node: Any, importer: Any) -> relax.Expr:
+    """Four products of real matrices."""
+    emit = importer.block_builder.emit
+    (a, b), (c, d) = (_parts(each, importer) for each in node.args)
+    ac, bd, ad, bc = (emit(relax.op.matmul(left, right)) for left, right in ((a, c), (b, d), (a, d), (b, c)))
+    return _together(emit(relax.op.subtract(ac, bd)), emit(relax.op.add(ad, bc)), importer)
+
+
 def _unsqueezed(node: Any, importer: Any) -> relax.Expr:
     axis = node.args[1] % node.meta["val"].ndim
     return importer.block_builder.emit(relax.op.expand_dims(importer.env[node.args[0]], axis))
@@ -131,8 +171,8 @@ def _conjugated(node: Any, importer: Any) -> relax.Expr:
 
 def _of_parts(node: Any, importer: Any) -> relax.Expr:
     emit, shape = importer.block_builder.emit, tuple(map(int, node.meta["val"].shape))
-    parts = [emit(relax.op.broadcast_to(importer.env[each], shape)) for each in node.args[:2]]
-    return emit(relax.op.stack(parts, axis=-1))
+    real, imaginary = (emit(relax.op.broadcast_to(importer.env[each], shape)) for each in node.args[:2])
+    return _together(real, imaginary, importer)
 
 
 def _copied(node: Any, importer: Any) -> relax.Expr:
@@ -141,7 +181,7 @@ def _copied(node: Any, importer: Any) -> relax.Expr:
     if is_complex(node.args[0].meta["val"]):
         return x
     x = x if str(x.ty.dtype) == "float32" else emit(relax.op.astype(x, "float32"))
-    return emit(relax.op.stack([x, emit(relax.op.multiply(x, relax.const(0, "float32")))], axis=-1))
+    return _together(x, emit(relax.op.multiply(x, relax.const(0, "float32"))), importer)
 
 
 def _added(operation: Any) -> Convert:
@@ -161,9 +201,55 @@ def _sliced(node: Any, importer: Any) -> relax.Expr:
     usual: list[Any] = [None, 0, 0, None, 1]
     x, axis, begin, end, step = list(node.args) + usual[len(node.args) :]
     axis, found = axis % node.meta["val"].ndim, importer.env[x]
-    extent = int(found.ty.shape[axis])
-    begin, end = (min(n + extent if n < 0 else n, extent) for n in (begin or 0, extent if end is None else end))
+    begin, end = _within(begin, end, int(found.ty.shape[axis]))
     return importer.block_builder.emit(relax.op.strided_slice(found, [axis], [begin], [end], [step]))
+
+
+def _within(begin: int | None, end: int | None, extent: int) -> tuple[int, int]:
+    """The ends of a slice, counted from the start."""
+    first, last = (
+        min(n + extent if n < 0 else n, extent) for n in (begin or 0, extent if end is None else end)
+    )  # fmt: skip
+    return first, last
+
+
+def _broadcast(node: Any, importer: Any) -> relax.Expr:
+    """What the last argument that is a tensor gives, in the shape of the result (`expand`, and `copy` of torch, which
+    gives what is copied)."""
+    shape = (*map(int, node.meta["val"].shape), 2)
+    return importer.block_builder.emit(relax.op.broadcast_to(importer.env[node.all_input_nodes[-1]], shape))
+
+
+def _read_at(node: Any, importer: Any) -> relax.Expr:
+    x, axis, places = node.args
+    axis %= node.meta["val"].ndim
+    return importer.block_builder.emit(relax.op.take(importer.env[x], importer.env[places], axis=axis))
+
+
+def _put(node: Any, importer: Any) -> relax.Expr:
+    """A slice in the place of another one."""
+    usual: list[Any] = [None, None, 0, 0, None, 1]
+    x, source, axis, begin, end, step = list(node.args) + usual[len(node.args) :]
+    axis, emit = axis % node.meta["val"].ndim, importer.block_builder.emit
+    begin, end = _within(begin, end, int(node.meta["val"].shape[axis]))
+    found = importer.env[source]
+    return emit(relax.op.slice_scatter(importer.env[x], found, begin, end, step, axis=axis))
+
+
+def _joined(node: Any, importer: Any) -> relax.Expr:
+    axis = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].ndim
+    return importer.block_builder.emit(relax.op.concat([importer.env[each] for each in node.args[0]], axis))
+
+
+def _padded(node: Any, importer: Any) -> relax.Expr:
+    """With zeros, from the last axis on."""
+    around, value = list(node.args[1]), (*node.args, 0)[2]
+    if value or min(around) < 0:
+        raise ValueError(f"padding of complex numbers by {around} with {value} is not imported")
+    pairs = [around[n : n + 2] for n in range(0, len(around), 2)][::-1]
+    whole = [*[[0, 0]] * (node.meta["val"].ndim - len(pairs)), *pairs, [0, 0]]
+    flat = [width for pair in whole for width in pair]
+    return importer.block_builder.emit(relax.op.nn.pad(importer.env[node.args[0]], flat))
 
 
 CONVERTERS: dict[str, Convert] = {
@@ -173,24 +259,26 @@ CONVERTERS: dict[str, Convert] = {
     "_to_copy.default": _copied,
     "abs.default": _magnitude,
     "add.Tensor": _added(relax.op.add),
+    "alias.default": _same,
+    "bmm.default": _matrix_product,
+    "cat.default": _joined,
     "clone.default": _same,
     "complex.default": _of_parts,
+    "constant_pad_nd.default": _padded,
+    "copy.default": _broadcast,
+    "expand.default": _broadcast,
+    "index_select.default": _read_at,
+    "matmul.default": _matrix_product,
     "mul.Tensor": _multiplied,
     "permute.default": OF_REAL["permute.default"],
     "polar.default": _polar,
     "reshape.default": _reshaped,
     "select.int": OF_REAL["select.int"],
     "slice.Tensor": _sliced,
+    "slice_scatter.default": _put,
     "sub.Tensor": _added(relax.op.subtract),
     "unsqueeze.default": _unsqueezed,
     "view.default": _reshaped,
     "view_as_complex.default": _same,
     "view_as_real.default": _same,
-}
-# The same operators on real numbers.
-_ALSO_OF_REAL: dict[str, Convert] = {
-    **{name: OF_REAL[name] for name in ("add.Tensor", "mul.Tensor", "sub.Tensor")},
-    "_to_copy.default": lambda node, importer: importer._to_copy(node),
-    "abs.default": lambda node, importer: importer.block_builder.emit(relax.op.abs(importer.env[node.args[0]])),
-    "slice.Tensor": lambda node, importer: importer._slice(node),
 }

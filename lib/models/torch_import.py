@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Any
 
 import tvm
-from tvm import relax
 
 from lib.contracts.errors import ModelError, require_file
 from lib.graph.fusion import Model, lift_constants
@@ -31,7 +30,7 @@ from lib.models import (
     torch_shapes,
 )
 from lib.models.torch_archive import first_line
-from lib.models.torch_converters import CONVERTERS, Convert, dtype_of
+from lib.models.torch_converters import CONVERTERS, Convert
 from lib.models.torch_decompositions import decompositions
 
 
@@ -178,6 +177,7 @@ def _decompose(torch: ModuleType, program: Any, path: Path, *, has_loops: bool) 
             _drop_flags(torch, program)
             torch_promotion.promote(torch, program)
             _fold_constants(torch, program)
+            torch_complex.weights_as_real(torch, program)
             torch_recurrence.with_constants(program)
             _drop_unread(program)
             return program
@@ -220,13 +220,7 @@ def _fold_constants(torch: ModuleType, program: Any) -> None:
     for node, value in known.items():
         used = any(user not in known for user in node.users)
         if used and isinstance(value, torch.Tensor):
-            name, value = f"_folded_{node.name}", torch_complex.as_real(torch, value)
-            constant = relax.const(value.numpy(force=True), dtype_of(value))
-            setattr(program.graph_module, name, constant)
-            with graph.inserting_before(node):
-                folded = graph.create_node("get_attr", name)
-            folded.meta = dict(node.meta)
-            node.replace_all_uses_with(folded)
+            torch_complex.become_attribute(torch, program, node, value, f"_folded_{node.name}")
     graph.eliminate_dead_code()
 
 
@@ -301,10 +295,11 @@ def _translate(program: Any, path: Path, more: Mapping[str, Convert]) -> tvm.IRM
     """The program in Relax, with weights as constants that share torch's memory."""
     from tvm.relax.frontend.torch import from_exported_program
 
+    usual = {**CONVERTERS, **more}
     try:
         return from_exported_program(
             program, run_ep_decomposition=False, unwrap_unit_return_tuple=True,
-            custom_convert_map={**CONVERTERS, **more, **torch_complex.converters()},
+            custom_convert_map={**usual, **torch_complex.converters(usual)},
         )  # fmt: skip
     except Exception as error:  # the importer raises whatever its converters meet
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

@@ -280,6 +280,47 @@ def turned(torch, x, angles):
     return torch.view_as_real(numbers * turns.unsqueeze(-2)).flatten(-2)
 
 
+def test_a_layer_of_a_neural_operator_multiplies_spectra_by_complex_weights(tmp_path, cpu, torch, models):
+    """As neuraloperator's: the middle of a shifted spectrum, between convolutions, whose layout changes."""
+    weight = torch.nn.Parameter(torch.randn(8, 8, 4, 3, dtype=torch.cfloat) / 4)
+
+    def layer(self, x):
+        spectrum = torch.fft.fftshift(torch.fft.rfft2(self.lift(x.flatten(2)).unflatten(2, x.shape[2:])), dim=2)
+        made = torch.zeros(1, 8, 8, 5, dtype=torch.cfloat)
+        made[:, :, 2:6, :3] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, 2:6, :3], self.weight)
+        found = torch.fft.irfft2(torch.fft.ifftshift(made, dim=2), s=x.shape[2:])
+        return self.drop(torch.nn.functional.gelu(found).flatten(2))
+
+    model = models["function"](layer, lift=torch.nn.Conv1d(3, 8, 1), drop=torch.nn.Conv1d(8, 2, 1))
+    model.weight = weight
+
+    assert_like_torch(torch, cpu, tmp_path / "m.pt2", model, torch.randn(1, 3, 8, 8))
+
+
+COMPLEX = {
+    "products of matrices": lambda torch, x: torch.matmul(x, x.mT.conj()),
+    "joined": lambda torch, x: torch.cat([x, x[:1] * 2]),
+    "padded": lambda torch, x: torch.nn.functional.pad(x, (1, 2)),
+    "expanded": lambda torch, x: x[:1].expand(3, 2, 5) * x[None, 0],
+    "read at places": lambda torch, x: x.index_select(-1, torch.tensor([4, 0, 0])),
+    "put into a slice": lambda torch, x: torch.slice_scatter(x, x[:, :2] * 3, -1, -3, -1),
+}
+
+
+@pytest.mark.parametrize("of", COMPLEX.values(), ids=COMPLEX)
+def test_complex_numbers_move_as_real_ones_do(tmp_path, cpu, torch, models, of):
+    model = models["function"](
+        lambda self, x, y: (torch.view_as_real(of(torch, torch.complex(x, y))), of(torch, x) + of(torch, y)[..., :1])
+    )
+    inputs = torch.randn(2, 5), torch.randn(2, 5)
+    path = save(torch, tmp_path / "m.pt2", model, *inputs)
+
+    found = computed(torch_import.load(path), cpu, *inputs)
+
+    for one, expected in zip(found, model(*inputs), strict=True):
+        np.testing.assert_allclose(one, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_complex_numbers_turn_pairs_by_constants(tmp_path, cpu, torch, models):
     angles = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1, 0.01])
     model = models["function"](lambda self, x: turned(torch, x, angles))
