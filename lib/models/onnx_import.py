@@ -30,6 +30,7 @@ from lib.models import (
     onnx_experts,
     onnx_external,
     onnx_few_bits,
+    onnx_float8,
     onnx_float32,
     onnx_folding,
     onnx_functions,
@@ -84,6 +85,7 @@ def _import(
     decide(proto)
     onnx_dequantized.in_bytes(proto)
     for simplified in (
+        onnx_float8.expand,
         partial(
             onnx_contributed.expand, has_loops=has_loops, instruction=instruction, lanes=lanes, had_halves=had_halves
         ),
@@ -373,7 +375,7 @@ class _CumProd(Converter):
 
 CONVERTERS = {
     **onnx_layers.CONVERTERS, **onnx_quantized.CONVERTERS, **onnx_few_bits.CONVERTERS, **onnx_experts.CONVERTERS,
-    "CumProd": _CumProd, "Einsum": _Einsum,
+    **onnx_float8.CONVERTERS, "CumProd": _CumProd, "Einsum": _Einsum,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import onnxruntime
 import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from lib.measure import file_peer
 from lib.measure.file_peer import Original
@@ -99,6 +100,35 @@ def test_what_many_values_add_to_one_place_is_their_sum(tmp_path, cpu):
         for _ in range(5):
             (found,), _ = outputs(peer, file)
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_what_its_optimisations_break_is_computed_without_them(tmp_path, cpu):
+    """ONNX Runtime makes a product of integers of one of floats of eight bits, and finds that invalid."""
+    x = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
+    kind, value = TensorProto.FLOAT8E4M3FN, helper.make_tensor_value_info
+    weights = [
+        helper.make_tensor("zero", kind, [], [0.0]), helper.make_tensor("s", TensorProto.FLOAT, [], [0.5]),
+        helper.make_tensor("w", kind, [16, 8], np.linspace(-4, 4, 128)),
+    ]  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "s", "zero"], ["wide"]),
+        helper.make_node("MatMul", ["d", "wide"], ["y"]),
+    ]
+    inputs, outputs = (value(*each) for each in (("x", 1, (4, 16)), ("y", 1, (4, 8))))
+    graph = helper.make_graph(nodes, "g", [inputs], [outputs], weights)
+    opsets, path = [helper.make_opsetid("", 19)], tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    np.savez(tmp_path / "in.npz", x)
+
+    with file_peer.opened(file := Original(path, cpu, is_timed=True), 60) as peer:
+        [found], told = peer.outputs(file, tmp_path / "in.npz", tmp_path / "out.npz")
+
+    [expected] = ReferenceEvaluator(str(path)).run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert told.by.endswith("without its optimisations")
+    assert not told.is_timed
 
 
 @pytest.mark.usefixtures("fresh_launcher")
