@@ -1,8 +1,6 @@
 """Operators on sequences that TVM's importer lacks: spectra of signals and of their windows, sequences turned round,
 and caches that the next steps are written to."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx
 
@@ -13,7 +11,7 @@ _MOST = 4096  # elements of a window: a matrix of 128 MiB, see `lib.models.torch
 
 
 def dft(node: onnx.NodeProto, graph: Graph) -> Nodes:
-    """Products with constant cosines and sines."""
+    """Products with constant cosines and sines; half a spectrum becomes the real signal that it is of."""
     shape = graph.shape(node.input[0])
     given = attributes(node, axis=None, inverse=0, onesided=0)
     lengths, axes = [graph.value(name) if name else None for name in [*node.input, "", ""][1:3]]
@@ -23,43 +21,26 @@ def dft(node: onnx.NodeProto, graph: Graph) -> Nodes:
         given["axis"] if given["axis"] is not None else int(axes) if axes is not None else (1, -2)[graph.version >= 20]
     )
     axis, parts, inverse = axis % len(shape), shape[-1], bool(given["inverse"])
-    n = shape[axis]
-    length = int(lengths) if lengths is not None else n
-    if given["onesided"] and inverse:
-        return _from_half(node, graph, shape, axis, 2 * (n - 1) if lengths is None else length)
-    turns = np.outer(np.arange(min(n, length)), np.arange(length // 2 + 1 if given["onesided"] else length)) / length
-    angles, scale = 2 * np.pi * turns * (1 if inverse else -1), 1 / length if inverse else 1.0
+    n, is_half = shape[axis], bool(given["onesided"])
+    length = int(lengths) if lengths is not None else 2 * (n - 1) if is_half and inverse else n
+    bins = length // 2 + 1 if is_half else length
+    rows, columns = (min(n, bins), length) if inverse else (min(n, length), bins)
+    angles = 2 * np.pi * np.outer(np.arange(rows), np.arange(columns)) / length * (1 if inverse else -1)
+    scale = np.full((rows, 1), 1 / length if inverse else 1.0)
+    if is_half and inverse:  # each but the first, and the last of an even number, stands for its conjugate as well
+        scale[1 : (length + 1) // 2] *= 2
     dtype = graph.dtype(node.input[0])
     cos, sin = (graph.constant((scale * of(angles)).astype(dtype)) for of in (np.cos, np.sin))
     order = [a for a in range(len(shape) - 1) if a != axis] + [axis]
     at = onnx_recurrence.Steps(graph)
     read = [at("Transpose", at.gather(node.input[0], part, len(shape) - 1), perm=order) for part in range(parts)]
-    read = [at.rows(name, 0, length, axis=len(order) - 1) if length < n else name for name in read]
-    real, imaginary = at("MatMul", read[0], cos), at("MatMul", read[0], sin)
+    read = [at.rows(name, 0, rows, axis=len(order) - 1) if rows < n else name for name in read]
+    made = [at("MatMul", read[0], cos)] if is_half and inverse else [at("MatMul", read[0], of) for of in (cos, sin)]
     if parts == 2:
-        real = at("Sub", real, at("MatMul", read[1], sin))
-        imaginary = at("Add", imaginary, at("MatMul", read[1], cos))
+        made[0] = at("Sub", made[0], at("MatMul", read[1], sin))
+        made[1:] = [at("Add", imaginary, at("MatMul", read[1], cos)) for imaginary in made[1:]]
     back = [order.index(a) for a in range(len(order))]
-    at.stacked([at("Transpose", name, perm=back) for name in (real, imaginary)], len(shape) - 1)
-    return graph.ending(node, at.nodes)
-
-
-def _from_half(
-    node: onnx.NodeProto, graph: Graph, shape: Sequence[int], axis: int, length: int
-) -> list[onnx.NodeProto]:  # fmt: skip
-    """The inverse of a spectrum of real numbers, of which one half is given: of so many real ones. Each element but the
-    first, and the last of an even number, stands for its conjugate as well."""
-    places = np.arange(min(shape[axis], length // 2 + 1))
-    times = np.where((places == 0) | (2 * places == length), 1, 2) / length
-    angles = 2 * np.pi * np.outer(places, np.arange(length)) / length
-    dtype = graph.dtype(node.input[0])
-    cos, sin = (graph.constant((times[:, None] * of(angles)).astype(dtype)) for of in (np.cos, np.sin))
-    order = [a for a in range(len(shape) - 1) if a != axis] + [axis]
-    at = onnx_recurrence.Steps(graph)
-    halves = [at("Transpose", at.gather(node.input[0], part, len(shape) - 1), perm=order) for part in range(2)]
-    halves = [at.rows(name, 0, len(places), axis=len(order) - 1) for name in halves]
-    real = at("Sub", at("MatMul", halves[0], cos), at("MatMul", halves[1], sin))
-    at.stacked([at("Transpose", real, perm=[order.index(a) for a in range(len(order))])], len(shape) - 1)
+    at.stacked([at("Transpose", name, perm=back) for name in made], len(shape) - 1)
     return graph.ending(node, at.nodes)
 
 

@@ -29,14 +29,11 @@ def as_real(torch: ModuleType, value: Any) -> Any:
     return torch.view_as_real(value.resolve_conj()).contiguous() if is_complex(value) else value
 
 
-def weights_as_real(torch: ModuleType, program: Any) -> None:
-    """Complex weights stand in the graph as `get_attr`, of Relax constants: the importer takes no others."""
-    signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers,
-             **signature.inputs_to_lifted_tensor_constants}  # fmt: skip
-    tensors, nodes = {**program.state_dict, **program.constants}, program.graph.find_nodes(op="placeholder")
-    for node in nodes:
-        if node.name in names and node.users and is_complex(value := tensors[names[node.name]]):
+def parameters_as_real(torch: ModuleType, program: Any) -> None:
+    """Complex parameters stand in the graph as `get_attr`, of Relax constants: the importer takes no others."""
+    names = program.graph_signature.inputs_to_parameters
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name in names and node.users and is_complex(value := program.state_dict[names[node.name]]):
             become_attribute(torch, program, node, value, f"_real_{node.name}")
 
 
@@ -207,9 +204,7 @@ def _sliced(node: Any, importer: Any) -> relax.Expr:
 
 def _within(begin: int | None, end: int | None, extent: int) -> tuple[int, int]:
     """The ends of a slice, counted from the start."""
-    first, last = (
-        min(n + extent if n < 0 else n, extent) for n in (begin or 0, extent if end is None else end)
-    )  # fmt: skip
+    first, last = (min(n + extent if n < 0 else n, extent) for n in (begin or 0, extent if end is None else end))
     return first, last
 
 
@@ -232,8 +227,7 @@ def _put(node: Any, importer: Any) -> relax.Expr:
     x, source, axis, begin, end, step = list(node.args) + usual[len(node.args) :]
     axis, emit = axis % node.meta["val"].ndim, importer.block_builder.emit
     begin, end = _within(begin, end, int(node.meta["val"].shape[axis]))
-    found = importer.env[source]
-    return emit(relax.op.slice_scatter(importer.env[x], found, begin, end, step, axis=axis))
+    return emit(relax.op.slice_scatter(importer.env[x], importer.env[source], begin, end, step, axis=axis))
 
 
 def _joined(node: Any, importer: Any) -> relax.Expr:

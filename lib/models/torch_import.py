@@ -177,7 +177,7 @@ def _decompose(torch: ModuleType, program: Any, path: Path, *, has_loops: bool) 
             _drop_flags(torch, program)
             torch_promotion.promote(torch, program)
             _fold_constants(torch, program)
-            torch_complex.weights_as_real(torch, program)
+            torch_complex.parameters_as_real(torch, program)
             torch_recurrence.with_constants(program)
             _drop_unread(program)
             return program
