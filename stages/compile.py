@@ -28,7 +28,7 @@ from lib.measure.absent import AbsentDevice
 from lib.measure.file_peer import Original
 from lib.measure.protocol import BuildModel
 from lib.measure.runner import Pool
-from lib.models import onnx_facts, onnx_rest
+from lib.models import file_facts, onnx_rest
 from lib.report.text import narrow_kind
 from lib.tir.workload import load_module
 from lib.tuning import history
@@ -135,10 +135,10 @@ def run(
                     peaks[f"peak_flops_{name}"] = peak.flops(target, pool, instruction)
             multiplies = {"multiplies_matrices": machine is not None and machine.matrix(BF16) is not None}
         onnx = original.path if original and original.path.suffix == ".onnx" else None
-        outputs = deploy.outputs(module, onnx_facts.output_names(onnx) if onnx else ())
-        licence = onnx_facts.licence(onnx) if onnx else ""
+        said = file_facts.of(onnx) if onnx else file_facts.Facts({}, ())
+        outputs = deploy.outputs(module, said.outputs)
         rest = onnx_rest.of(onnx) if onnx else None
-        told = bundle.facts(out, interface, outputs, target, fusion.ENTRY, licence)
+        told = bundle.facts(out, interface, outputs, target, fusion.ENTRY, said.licence)
         if rest:
             told |= bundle.with_rest(rest.file, rest.outputs, rest.told, out)
         facts = {**told, **_where(target, pool), **peaks, **multiplies, **identity, **found}

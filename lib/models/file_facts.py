@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+import onnx
+
 from lib.contracts.errors import ModelError
-from lib.models import onnx_facts
 
 _ROOT = Path(__file__).parents[2]
+_LICENCE_KEYS = ("license", "licence", "license_name", "org.opencontainers.image.licenses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Facts:
 
     axes: Mapping[str, tuple[str, ...]]  # by input: the name of each dimension that is open, empty text for others
     outputs: tuple[str, ...]
-    licence: str = ""
+    licence: str = ""  # what its metadata call so
     computed: Mapping[str, str] = field(default_factory=dict)  # by dimension: what else of inputs follows it (`2*s77`)
 
     @property
@@ -40,9 +42,18 @@ def of(path: Path) -> Facts:
 
 @lru_cache
 def _of(path: Path, _changed: int) -> Facts:
-    if path.suffix == ".pt2":
-        return _of_program(path)
-    return Facts(onnx_facts.open_axes(path), tuple(onnx_facts.output_names(path)), onnx_facts.licence(path))
+    return _of_program(path) if path.suffix == ".pt2" else _of_onnx(onnx.load(path, load_external_data=False))
+
+
+def _of_onnx(proto: onnx.ModelProto) -> Facts:
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    axes = {
+        value.name: tuple(dim.dim_param for dim in value.type.tensor_type.shape.dim)
+        for value in proto.graph.input if value.name not in weights
+    }  # fmt: skip
+    said = {entry.key.lower(): entry.value for entry in proto.metadata_props}
+    licence = next((said[key] for key in _LICENCE_KEYS if said.get(key)), "")
+    return Facts(axes, tuple(value.name for value in proto.graph.output), licence)
 
 
 def _of_program(path: Path) -> Facts:

@@ -4,7 +4,7 @@ from onnx import TensorProto, helper
 
 from lib.contracts.errors import ModelError
 from lib.measure.file_peer import Original
-from lib.models import onnx_facts
+from lib.models import file_facts
 from lib.probing import padding_of, probe
 from tests import range_files
 
@@ -16,7 +16,7 @@ LENGTHS = {"sequence": (1, 8)}
 
 def looked_at(path, inputs, buckets, limits, cpu, tmp_path):
     return probe(
-        Original(path, cpu, is_timed=False), inputs, onnx_facts.open_axes(path), onnx_facts.output_names(path), buckets,
+        Original(path, cpu, is_timed=False), inputs, file_facts.of(path).axes, file_facts.of(path).outputs, buckets,
         limits, tmp_path,
     )  # fmt: skip
 

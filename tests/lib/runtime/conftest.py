@@ -13,7 +13,7 @@ from lib import bundle, deploy, packing, sharing
 from lib.contracts import manifest
 from lib.contracts.files import CompiledFiles
 from lib.graph import fusion
-from lib.models import onnx_facts, onnx_import
+from lib.models import file_facts, onnx_import
 from tests import range_files
 from tests.helpers import SMALL
 
@@ -36,8 +36,8 @@ def bundle_of(path: Path, folder: Path, cpu, inputs: list[np.ndarray]) -> Compil
     session = onnxruntime.InferenceSession(path)
     expected = session.run(None, dict(zip([value.name for value in session.get_inputs()], inputs, strict=True)))
     bundle.write_reference(inputs, expected, out)
-    outputs = deploy.outputs(module, onnx_facts.output_names(path))
-    facts = bundle.facts(out, deploy.interface(module), outputs, cpu, fusion.ENTRY, onnx_facts.licence(path))
+    outputs = deploy.outputs(module, file_facts.of(path).outputs)
+    facts = bundle.facts(out, deploy.interface(module), outputs, cpu, fusion.ENTRY, file_facts.of(path).licence)
     found = {"precision": "model", "max_error": 0.0, "tolerance": 1e-3, "compared_with": "ONNX Runtime"}
     manifest.write(out.manifest, DIGEST, {**facts, **found}, bundle.delivered(out))
     return out
@@ -110,13 +110,13 @@ def range_of(path: Path, folder: Path, cpu, buckets: list[dict[str, int]]) -> Co
         weights.append(folder / f"{n}.npz")
         deploy.build(module, {}, cpu.tvm(), libraries[-1], packings[-1])
         np.savez(weights[-1], **model.weights)
-        interface, outputs = deploy.interface(module), deploy.outputs(module, onnx_facts.output_names(path))
+        interface, outputs = deploy.interface(module), deploy.outputs(module, file_facts.of(path).outputs)
     listed = folder / "together.json"
     packing.write(out.params, packings, weights, cpu.tvm(), listed)
     together = sharing.read_together(listed)
     for file in (*packings, *weights, listed):
         file.unlink()
-    axes = onnx_facts.open_axes(path)
+    axes = file_facts.of(path).axes
     inputs = [
         {**each, "shape": [name or n for name, n in zip(axes[each["name"]], each["shape"], strict=True)]}
         for each in interface
